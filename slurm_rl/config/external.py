@@ -36,6 +36,12 @@ class ExternalConfig(Section):
     layout: LayoutName | None = None
     """Checkpoint layout of the program below `${plan:checkpoints}`; `steps`: folders `step-<k>`; null: unknown, so all
     later attempts get `resume`."""
+    before_limit: dict[str, Argument | Arguments] = Field(default={})
+    """Arguments that make the program save before the time limit; added if the job has one and `args` does not name
+    them. `${limit:timestamp}` is the time by which it must have saved, in seconds since 1970; `${limit:left}` is the
+    time until then as DD:HH:MM:SS, `${limit:left,600}` is 600 s less."""
+    limit_message: str | None = None
+    """Text in the program's output when it has saved for the limit and ended with status 0 before its last step."""
     ranks_per_node: PositiveInt | None = None
     """Ranks per node with start=torchrun; null: one per GPU, or one per node without GPUs."""
     max_nodes: PositiveInt | None = None

@@ -165,7 +165,7 @@ def resolve_tree(config: Any) -> dict[str, Any]:
 
     fill_in_gpus(config)
     # The plan resolves these later; see plan/external_argv.py.
-    for name in ("plan", "checkpoint"):
+    for name in ("plan", "checkpoint", "limit"):
         OmegaConf.register_new_resolver(name, functools.partial(_keep, name), replace=True)
     tree = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     assert isinstance(tree, dict)

@@ -15,7 +15,9 @@ from slurm_rl.errors import ConfigError
 
 GROUPS = ("external", "exp", "network", "cluster", "model", "data", "algorithm", "lora", "reward")
 """Groups of conf/config.yaml, in merge order."""
-_OF_PROGRAMS = re.compile(r"external\.((args|resume|needs)\.|(layout|start|ranks_per_node|max_nodes)=)")
+_OF_PROGRAMS = re.compile(
+    r"external\.((args|resume|before_limit|needs)\.|(layout|start|ranks_per_node|max_nodes|limit_message)=)"
+)
 # A quoted string, an interpolation, or a number of Hydra's grammar that is a whole value, with the text before it.
 _NUMBERS = re.compile(
     r"""'(?:\\.|[^'\\])*' | "(?:\\.|[^"\\])*" | \$\{[^}]*\}

@@ -10,10 +10,12 @@ process, runs the program of that rank, and rank 0 reports for all. The trainer 
     SLURM_RL_CHECKPOINT       newest complete checkpoint of `external.layout` in that folder; empty for none
     SLURM_RL_CHECKPOINT_STEP  its step
 
-A stop (SIGUSR2, SIGTERM) is passed on as SIGTERM, and as SIGKILL after a grace period. outcome.json reports how the
-trainer ended, in the same form as for our own trainers.
+A stop (SIGUSR2, SIGTERM) is passed on as SIGTERM once a save in progress is complete, and as SIGKILL after a grace
+period. A program with external.before_limit is stopped at the deadline that it was given, so that it finishes no step
+that it does not save. outcome.json reports how the trainer ended, in the same form as for our own trainers.
 """
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -28,12 +30,13 @@ from slurm_rl.node.driver import EXIT_CHECKPOINTED, describe_status
 from slurm_rl.node.processes import die_with_parent
 from slurm_rl.plan.checkpoint_layouts import LAYOUTS, Found, fill_checkpoint
 from slurm_rl.plan.job import JobPlan
+from slurm_rl.plan.save_deadline import fill_limit
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event, read_json, write_last
 
 _POLL_S = 0.2
-_GRACE_SHARE = 0.5
-"""Share of Slurm's notice for the trainer; the rest is for Ray and the controller."""
-_MOST_GRACE_S = 60.0
+_TAIL_BYTES = 1 << 16
+_REST_S = 60.0
+"""Part of the lead for Ray and the controller, at most half; the trainer has the rest."""
 _PEERS_S = 10.0
 """A rank may fail because its peers were stopped first; the stop of its own node may arrive this much later."""
 _TERMINATED_S = 3.0
@@ -51,6 +54,9 @@ class ExternalTrainer:
     def __init__(self, run: RunDir, plan: JobPlan, attempt: AttemptDir) -> None:
         self._run, self._plan, self._attempt = run, plan, attempt
         self._stopped_at = 0.0
+        self._save_by = read_save_by(plan, attempt, time.time())
+        self._is_at_limit = False
+        self._stale = self._list_incomplete()
         self._is_signalled = False
         self._is_rank = plan.torchrun is not None
         self._is_terminated = False
@@ -63,7 +69,7 @@ class ExternalTrainer:
             signal.signal(signum, self._on_signal)
         number = self._attempt.number
         choice = read_choice(os.environ) if self._is_rank else choose_checkpoint(self._plan, self._run, number)
-        argv = build_argv(self._plan, number, choice)
+        argv = (*build_argv(self._plan, number, choice), *self._limit_words())
         try:
             # In its own process group: the SIGTERM then also reaches its children, and not this process.
             child = subprocess.Popen(argv, env=self._environment(choice), process_group=0)
@@ -71,17 +77,21 @@ class ExternalTrainer:
             return self._end("failed", 1, cause=f"{argv[0]} could not be started: {error.strerror}")
         if self._reports:
             checkpoint = choice[0] if choice else None
-            append_event(self._run, "external/started", attempt=number, program=argv[0], checkpoint=checkpoint)
+            known = {"save_by": self._save_by} if self._save_by else {}
+            append_event(self._run, "external/started", attempt=number, program=argv[0], checkpoint=checkpoint, **known)
         status = self._wait(child)
         # A program that saves on SIGTERM may leave with 0 as well; it has not finished.
         if status == 0 and not self._is_signalled:
-            return self._end("finished", 0)
+            if not self._says_limit():
+                return self._end("finished", 0)
+            self._is_at_limit, self._stopped_at = True, time.monotonic()
         if self._is_rank:
             self._wait_for_signal()
         if self._is_terminated:
             return _EXIT_TERMINATED
         if self._stopped_at:
-            self._end("checkpointed", EXIT_CHECKPOINTED, cause="stopped; its own last checkpoint stays")
+            cause = "job.time_limit is near" if self._is_at_limit else "stopped; its own last checkpoint stays"
+            self._end("checkpointed", EXIT_CHECKPOINTED, cause=cause, at_limit=self._is_at_limit)
             return 0 if self._is_rank else EXIT_CHECKPOINTED
         return self._end("failed", 1, cause=f"{argv[0]} {describe_status(status)}; see driver.log")
 
@@ -102,9 +112,12 @@ class ExternalTrainer:
         }
 
     def _wait(self, child: subprocess.Popen[bytes]) -> int:
-        grace_s = min(_MOST_GRACE_S, _GRACE_SHARE * self._plan.limits.checkpoint_lead_s)
+        lead_s = self._plan.limits.checkpoint_lead_s
+        grace_s = max(lead_s / 2, lead_s - _REST_S)
         while (status := child.poll()) is None:
-            if self._stopped_at and not self._is_signalled:
+            if self._save_by and time.time() > self._save_by and not self._stopped_at:
+                self._is_at_limit, self._stopped_at = True, time.monotonic()
+            if self._stopped_at and not self._is_signalled and not self._is_saving():
                 self._is_signalled = True
                 os.killpg(child.pid, signal.SIGTERM)
             if self._stopped_at and time.monotonic() > self._stopped_at + grace_s:
@@ -112,6 +125,29 @@ class ExternalTrainer:
                 return child.wait()
             time.sleep(_POLL_S)
         return status
+
+    def _limit_words(self) -> tuple[str, ...]:
+        external = self._plan.external
+        return fill_limit(external.before_limit, self._save_by, time.time()) if external and self._save_by else ()
+
+    def _says_limit(self) -> bool:
+        """Return whether the program's last output says that it ended early for the time limit."""
+        message = self._plan.external.limit_message if self._plan.external else None
+        if not message or not self._save_by:
+            return False
+        with self._attempt.log("driver").open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            return message.encode() in log.read()
+
+    def _is_saving(self) -> bool:
+        return bool(self._list_incomplete() - self._stale)
+
+    def _list_incomplete(self) -> set[str]:
+        external = self._plan.external
+        with contextlib.suppress(OSError):
+            if external is not None and external.layout is not None:
+                return LAYOUTS[external.layout].find_incomplete(self._run.checkpoints)
+        return set()
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         is_first = self._is_terminated or not self._stopped_at
@@ -128,6 +164,15 @@ def main() -> int:
     run, attempt = open_attempt(attempt_parser("An external trainer, for one attempt.").parse_args())
     run.checkpoints.mkdir(exist_ok=True)
     return ExternalTrainer(run, JobPlan.from_json(read_json(run.plan)), attempt).main()
+
+
+def read_save_by(plan: JobPlan, attempt: AttemptDir, now: float) -> float:
+    """Return the time by which the program must have saved for the time limit; 0 if it has no arguments for that, the
+    job has no limit, or the limit is too short."""
+    if plan.external is None or not plan.external.before_limit or not attempt.start.is_file():
+        return 0.0
+    deadline = float(read_json(attempt.start).get("save_by") or 0.0)
+    return deadline if deadline > now else 0.0
 
 
 def choose_checkpoint(plan: JobPlan, run: RunDir, attempt: int) -> Choice:

@@ -126,7 +126,7 @@ def _choose_python(config: RunConfig, facts: SubmitFacts) -> str:
 def _external(config: RunConfig, run_dir: str) -> ExternalPlan | None:
     if config.external is None:
         return None
-    from slurm_rl.plan.external_argv import RunValues, build_external_argv
+    from slurm_rl.plan.external_argv import RunValues, build_external_argv, build_limit_words
 
     run = RunValues(
         nodes=config.cluster.num_nodes,
@@ -135,7 +135,8 @@ def _external(config: RunConfig, run_dir: str) -> ExternalPlan | None:
         export=f"{run_dir}/export",
     )
     first, later = (build_external_argv(config.external, run, resume=resume) for resume in (False, True))
-    return ExternalPlan(first, later, config.external.layout)
+    words = build_limit_words(config.external, run)
+    return ExternalPlan(first, later, config.external.layout, words, config.external.limit_message)
 
 
 def _torchrun(config: RunConfig, actors: tuple[ActorPlan, ...]) -> TorchrunPlan | None:

@@ -34,24 +34,39 @@ class Layout:
     """Returns whether the checkpoint in a folder is complete."""
     mend: Callable[[Path], None] | None = None
     """Repairs the chosen folder if its trainer cannot read it after a kill."""
+    partial: str | None = None
+    """Pattern of the temporary name of a checkpoint that is being written, if there is one."""
 
     def find(self, root: Path) -> Iterator[Found]:
-        """All that bear such a name, whole or not, in any order.
+        """Yield all checkpoints with such a name, complete or not, in any order.
 
         Raises:
-            OSError: the file system does not let itself be read.
+            OSError: the file system cannot be read.
         """
-        for pattern in self.patterns:
+        return self._match(root, self.patterns)
+
+    def find_incomplete(self, root: Path) -> set[str]:
+        """Return names after the newest complete checkpoint: being written, or left by an interrupted save.
+
+        Raises:
+            OSError: the file system cannot be read.
+        """
+        newest = self.newest(root)
+        patterns = (*self.patterns, self.partial) if self.partial else self.patterns
+        return {found.name for found in self._match(root, patterns) if newest is None or found.step > newest.step}
+
+    def _match(self, root: Path, patterns: tuple[str, ...]) -> Iterator[Found]:
+        for pattern in patterns:
             wanted = re.compile(re.escape(pattern.rpartition("/")[2]).replace(r"\#", r"(\d+)"))
             for path in root.glob(pattern.replace("#", "*")):
                 if match := wanted.fullmatch(path.name):
                     yield Found(path.relative_to(root).as_posix(), int(match[1]))
 
     def newest(self, root: Path) -> Found | None:
-        """The newest whole one; None where there is none yet.
+        """Return the newest complete checkpoint; None if there is none yet.
 
         Raises:
-            OSError: the file system does not let itself be read.
+            OSError: the file system cannot be read.
         """
         for found in sorted(self.find(root), key=lambda found: found.step, reverse=True):
             if self.is_whole(root / found.name):
@@ -116,7 +131,7 @@ LAYOUTS: Final[dict[str, Layout]] = {
     "maxtext": Layout(("*/checkpoints/#", "*/checkpoints/actor/#"), _always),
     "trl": Layout(("checkpoint-#",), _has_trainer_state),
     # It renames tmp_step_<k>.
-    "nemo_rl": Layout(("step_#",), _always),
+    "nemo_rl": Layout(("step_#",), _always, partial="tmp_step_#"),
     "prime_rl": Layout(("*/checkpoints/step_#",), _has_both_halves),
 }
 """Layouts by `external.layout`; a test compares each with the trainer's source. `steps` is `step-<k>`, our own layout

@@ -8,6 +8,7 @@ from typing import Final
 from slurm_rl.config.external import Argument, Arguments, ExternalConfig, Style
 from slurm_rl.errors import ConfigError
 from slurm_rl.plan.checkpoint_layouts import FIELDS, LAYOUTS, asks_of_checkpoint
+from slurm_rl.plan.save_deadline import FORMS, find_limit_fields, is_limit_field
 
 Settings = dict[str, Argument]
 """Argument names of the program and their values, in the order of the command line."""
@@ -69,8 +70,32 @@ def build_external_argv(config: ExternalConfig, run: RunValues, *, resume: bool)
     _check_checkpoint(config)
     _check_launcher(config.argv, run)
     _check_nodes(config, run)
-    shown = {name: _fill(value, run) for name, value in settings.items() if value is not None}
-    return (*(_fill_text(word, run) for word in config.argv), *RENDER[config.style](shown))
+    return (*(_fill_text(word, run) for word in config.argv), *_render(settings, config.style, run))
+
+
+def build_limit_words(config: ExternalConfig, run: RunValues) -> tuple[str, ...]:
+    """Return the arguments for a job with a time limit, without those that `args` sets.
+
+    Raises:
+        ConfigError: a secret among the arguments, or an unknown or misplaced `${limit:...}`.
+    """
+    settings = flatten(config.before_limit)
+    _check_secrets((), settings)
+    elsewhere: Settings = {**flatten(config.args), **flatten(config.resume), "": [*config.argv]}
+    for field in _fields_of(elsewhere, find_limit_fields):
+        raise ConfigError(
+            "${limit:...} is allowed only in external.before_limit, since a job may have no time limit",
+            seen=f"${{limit:{field}}}",
+        )
+    for field in _fields_of(settings, find_limit_fields):
+        if not is_limit_field(field):
+            raise ConfigError(f"external.before_limit must ask for {FORMS}", seen=f"${{limit:{field}}}")
+    named = {name.lstrip("+") for name in flatten(config.args)}
+    return _render({name: it for name, it in settings.items() if name.lstrip("+") not in named}, config.style, run)
+
+
+def _render(settings: Settings, style: Style, run: RunValues) -> tuple[str, ...]:
+    return tuple(RENDER[style]({name: _fill(value, run) for name, value in settings.items() if value is not None}))
 
 
 def flatten(tree: Arguments) -> Settings:
@@ -137,12 +162,12 @@ def _check_checkpoint(config: ExternalConfig) -> None:
     """Refuse a `${checkpoint:...}` without a value."""
     elsewhere: dict[str, Settings] = {"argv": {"argv": [*config.argv]}, "args": flatten(config.args)}
     for key, settings in elsewhere.items():
-        if _asked(settings):
+        if _fields_of(settings, asks_of_checkpoint):
             raise ConfigError(
                 "${checkpoint:...} is allowed only in external.resume, since the first attempt has no checkpoint",
                 seen=f"external.{key}",
             )
-    asked = _asked(flatten(config.resume))
+    asked = _fields_of(flatten(config.resume), asks_of_checkpoint)
     if asked and config.layout is None:
         raise ConfigError(
             "external.layout must be set if external.resume contains ${checkpoint:...}",
@@ -152,9 +177,9 @@ def _check_checkpoint(config: ExternalConfig) -> None:
         raise ConfigError("${checkpoint:...} must be name or step", seen=", ".join(sorted(unknown)))
 
 
-def _asked(settings: Settings) -> set[str]:
+def _fields_of(settings: Settings, find: Callable[[str], list[str]]) -> set[str]:
     words = [word for value in settings.values() for word in (value if isinstance(value, list) else [value])]
-    return {field for word in words if isinstance(word, str) for field in asks_of_checkpoint(word)}
+    return {field for word in words if isinstance(word, str) for field in find(word)}
 
 
 def _check_launcher(argv: tuple[str, ...], run: RunValues) -> None:

@@ -216,4 +216,5 @@ class JobPlan:
 
 
 def _read_external(tree: dict[str, Any]) -> ExternalPlan:
-    return ExternalPlan(**{**tree, "first": tuple(tree["first"]), "later": tuple(tree["later"])})
+    commands = {name: tuple(tree.get(name, ())) for name in ("first", "later", "before_limit")}
+    return ExternalPlan(**{**tree, **commands})

@@ -87,6 +87,8 @@ def _programs(plan: JobPlan) -> list[str]:
         lines = [f"program    {shlex.join(plan.external.first)}"]
         if plan.external.later != plan.external.first:
             lines.append(f"resumed    {shlex.join(plan.external.later)}")
+        if plan.external.before_limit:
+            lines.append(f"with limit {shlex.join(plan.external.before_limit)}")
         driver = [f"driver     {shlex.join(plan.driver_argv)}"] if plan.torchrun is None else _render_torchrun(plan)
         return [*driver, *lines]
     if plan.torchrun is None:

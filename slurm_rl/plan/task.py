@@ -34,6 +34,10 @@ class ExternalPlan:
     """Command of later attempts; name and step of the checkpoint are filled in at their start."""
     layout: str | None = None
     """Row of LAYOUTS that finds the checkpoint; without a checkpoint a later attempt runs `first`."""
+    before_limit: tuple[str, ...] = ()
+    """Arguments added in a job with a time limit; its end is filled in at the start of an attempt."""
+    limit_message: str | None = None
+    """Output of the program that ended early because of them."""
 
 
 @dataclass(frozen=True)

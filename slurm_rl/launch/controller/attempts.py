@@ -45,6 +45,8 @@ class AttemptEnd:
     """Changed settings of the next attempt; such an end does not count as a failure."""
     has_begun: bool = True
     """False when bad nodes were found before anything was started on them."""
+    at_limit: bool = False
+    """True if an external trainer stopped for the time limit before the scheduler's signal."""
 
 
 def decide(

@@ -40,6 +40,7 @@ from slurm_rl.launch.controller.results import copy_behind
 from slurm_rl.launch.controller.watch import AttemptWatch, LimitWatch, end_nodes
 from slurm_rl.plan.image_file import check_image_file, image_path
 from slurm_rl.plan.job import JobPlan
+from slurm_rl.plan.save_deadline import save_by
 from slurm_rl.run_dir.io_errors import explain_io_error, io_error_code, log_to_stderr, reserve_space
 from slurm_rl.run_dir.run_dir import (
     AttemptDir,
@@ -159,7 +160,9 @@ class Controller:
         is_begun = newest > 0 and self.run_dir.attempt(newest).start.is_file()
         attempt = self.run_dir.attempt(max(1, newest + is_begun))
         attempt.logs.mkdir(parents=True, exist_ok=True)
-        fields = self.allocation.prepare(attempt)
+        fields, held = self.allocation.prepare(attempt), self._held()
+        if "ends_at" in held and self.plan.external is not None:
+            fields["save_by"] = save_by(held["ends_at"], held["lead_s"])
         write_json(attempt.start, {"job": self.job_key, "epoch": self.run_dir.epoch, **fields})
         self.run_dir.point_latest_at(attempt.number)
         if self.plan.signs_copies:
@@ -172,7 +175,7 @@ class Controller:
             attempt=attempt.number,
             job=self.job_key,
             slurm_restarts=restarts,
-            **self._held(),
+            **held,
         )
         return attempt
 
@@ -237,7 +240,10 @@ class Controller:
         watch.look(is_stopped=False)
         status = nodes.returncode or 0
         self.allocation.settle(attempt, status, is_late=watch.is_late)
-        return read_end(attempt, status, asked=self.is_stopped())
+        end = read_end(attempt, status, asked=self.is_stopped())
+        if end.at_limit:
+            self.stopped_by = self.stopped_by or "scheduler"
+        return end
 
     # ---- the end of the job --------------------------------------------------------------------
 

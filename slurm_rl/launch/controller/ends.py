@@ -38,9 +38,10 @@ def read_end(attempt: AttemptDir, status: int, *, asked: bool) -> AttemptEnd:
         asked: True if a stop of the attempt was requested.
     """
     found = read_json(attempt.outcome) if attempt.outcome.is_file() else None
+    at_limit = bool(found and found.get("at_limit"))
     # A trainer that saved without a request was stopped by the end of a node, which is the cause.
-    if found and (found["outcome"] == "finished" or (found["outcome"] == "checkpointed" and asked)):
-        return AttemptEnd(found["outcome"], found.get("cause", ""), found["exit_code"])
+    if found and (found["outcome"] == "finished" or (found["outcome"] == "checkpointed" and (asked or at_limit))):
+        return AttemptEnd(found["outcome"], found.get("cause", ""), found["exit_code"], at_limit=at_limit)
     if attempt.hang.is_file():
         return AttemptEnd("lost", read_json(attempt.hang)["cause"])
     if asked and "running" not in read_record(attempt, 0).get("phases", {}):

@@ -3,6 +3,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,16 +23,28 @@ RESUME = ("--from", "at ${checkpoint:name}, ${checkpoint:step}")
 
 
 def start(
-    run_dir: Path, argv: list[str], *more: str, attempt: int = 1, rank: int | None = None
+    run_dir: Path,
+    argv: list[str],
+    *more: str,
+    attempt: int = 1,
+    rank: int | None = None,
+    limit: tuple[str, ...] = (),
+    save_by: float | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start the program; with a rank, as torchrun does."""
+    """Start the program; with a rank, as torchrun does.
+
+    Args:
+        limit: its arguments in a job with a time limit, before which it must save by `save_by`.
+    """
     more = (*more, "external.start=torchrun") if rank is not None else more
     plan = plan_of("+exp=command", *more, run_dir=run_dir, python=sys.executable)
     layout = plan.external.layout if plan.external else None
-    plan = replace(plan, external=ExternalPlan(tuple(argv), (*argv, *RESUME), layout))
+    plan = replace(plan, external=ExternalPlan(tuple(argv), (*argv, *RESUME), layout, limit, "saved for the limit"))
     run = RunDir(run_dir)
     run.attempt(attempt).logs.mkdir(parents=True, exist_ok=True)
     write_json(run.plan, plan.to_json())
+    if save_by is not None:
+        write_json(run.attempt(attempt).start, {"save_by": save_by})
     return subprocess.Popen(
         [*plan.driver_argv, "--attempt", str(attempt)],
         env={**os.environ, "PYTHONPATH": str(Path.cwd()), "PYTHONSAFEPATH": "1", "RANK": str(rank)},
@@ -166,3 +179,45 @@ def test_external_rank_waits_for_its_own_stop(tmp_path: Path) -> None:
     wait_until(lambda: not children.read_text().split(), "the end of the program")
     process.send_signal(signal.SIGUSR2)
     assert process.wait(60) == 0 and outcome(tmp_path)["outcome"] == "checkpointed"
+
+
+LIMIT = ("${limit:timestamp}", "${limit:left,60}")
+
+
+def test_external_is_stopped_at_deadline_that_it_was_given(tmp_path: Path) -> None:
+    deadline = time.time() + 3
+    process = start(tmp_path, ["python3", "-c", f"{TELL}; f.close(); {SLEEPS}"], limit=LIMIT, save_by=deadline)
+    assert process.wait(60) == 75 and time.time() >= deadline
+    assert json.loads((tmp_path / "seen").read_text())[0] == [str(int(deadline)), "00:00:00:00"]
+    assert (outcome(tmp_path)["outcome"], outcome(tmp_path)["at_limit"]) == ("checkpointed", True)
+    assert read_rows(RunDir(tmp_path).events)[0]["save_by"] == deadline
+
+
+@pytest.mark.parametrize("save_by", [None, 1.0])
+def test_external_without_usable_limit_gets_no_deadline(tmp_path: Path, save_by: float | None) -> None:
+    assert start(tmp_path, ["python3", "-c", TELL], limit=LIMIT, save_by=save_by).wait(60) == 0
+    assert json.loads((tmp_path / "seen").read_text())[0] == [] and outcome(tmp_path)["outcome"] == "finished"
+
+
+@pytest.mark.parametrize(("said", "status"), [("saved for the limit", 75), ("max steps", 0)])
+def test_external_that_ends_early_for_limit_has_not_finished(tmp_path: Path, said: str, status: int) -> None:
+    log = RunDir(tmp_path).attempt(1).log("driver")
+    log.parent.mkdir(parents=True)
+    log.write_text(said)
+    process = start(tmp_path, ["python3", "-c", "pass"], limit=LIMIT, save_by=time.time() + 100)
+    assert process.wait(60) == status and outcome(tmp_path)["outcome"] == ("checkpointed" if status else "finished")
+
+
+def test_external_stop_waits_for_save_in_progress(tmp_path: Path) -> None:
+    root = tmp_path / "checkpoints"
+    # The remains of an earlier attempt are not waited for.
+    write(root, {"global_step_2/x": "", "global_step_9/x": "", TRACKER: "1"})
+    body = (
+        "import os, time; os.chdir(os.environ['SLURM_RL_CHECKPOINTS']); os.mkdir('global_step_3'); time.sleep(2)\n"
+        f"open('{TRACKER}', 'w').write('3'); time.sleep(60); open('late', 'w')\n"
+    )
+    process = start(tmp_path, ["python3", "-c", body], "external.layout=verl")
+    wait_until((root / "global_step_3").is_dir, "the save")
+    process.send_signal(signal.SIGUSR2)
+    assert process.wait(30) == 75
+    assert (root / TRACKER).read_text() == "3" and not (root / "late").exists()

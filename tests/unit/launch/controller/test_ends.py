@@ -58,6 +58,10 @@ def test_unrequested_save_is_node_failure(tmp_path: Path) -> None:
     write_json(attempt.outcome, {"outcome": "checkpointed", "exit_code": 75})
     assert read_end(attempt, 75, asked=False).outcome == "failed"
     assert read_end(attempt, 75, asked=True).outcome == "checkpointed"
+    # An external trainer that kept its own deadline before the limit.
+    write_json(attempt.outcome, {"outcome": "checkpointed", "exit_code": 75, "at_limit": True})
+    end = read_end(attempt, 75, asked=False)
+    assert end.outcome == "checkpointed" and end.at_limit
 
 
 def test_early_or_vain_stop_is_no_failure(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from slurm_rl.config.external import ExternalConfig, LayoutName
 from slurm_rl.config.load import load_config
 from slurm_rl.errors import ConfigError
 from slurm_rl.plan.checkpoint_layouts import LAYOUTS, Found, newest_step_by_name
-from slurm_rl.plan.external_argv import RunValues, build_external_argv
+from slurm_rl.plan.external_argv import RunValues, build_external_argv, build_limit_words
+from slurm_rl.plugins.external.verl_limit import SaveFrequency
 from tests.unit.plugins.external.layout_files import half, whole, write
 
 RUN = RunValues(nodes=2, gpus_per_node=8, checkpoints="/run/ckpt", export="/run/out")
@@ -101,6 +102,43 @@ def test_later_attempt_resumes(preset: str, first: str | None, later: str) -> No
 def test_contradicting_arguments_are_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build(**fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"args": {"a": "${limit:left}"}}, r"only in external\.before_limit.* got \$\{limit:left\}"),
+        ({"argv": ["x", "${limit:left}"]}, r"only in external\.before_limit"),
+        ({"before_limit": {"a": "${limit:left,x}"}}, r"must ask for \$\{limit:timestamp\}.* got \$\{limit:left,x\}"),
+        ({"before_limit": {"wandb_key": "canary"}}, "every user of a node can read command lines"),
+    ],
+)
+def test_wrong_limit_argument_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_limit_words(ExternalConfig.model_validate({"argv": ["x"], **fields}), RUN)
+
+
+def test_own_argument_replaces_limit_argument_of_preset() -> None:
+    config = load_config(["+cluster=nvidia_a100", "external=nemo_rl"]).external
+    assert config is not None
+    words = ('checkpointing.checkpoint_must_save_by="${limit:left,900}"',)
+    assert build_limit_words(config, RUN) == words
+    mine = "external.args.checkpointing.checkpoint_must_save_by=00:01:00:00"
+    config = load_config(["+cluster=nvidia_a100", "external=nemo_rl", mine]).external
+    assert config is not None and build_limit_words(config, RUN) == ()
+
+
+def test_verl_callback_saves_every_step_close_to_end() -> None:
+    """The end is at 100 s; verl's function asks for a minute and the longest step."""
+    times = iter([0, 1, 11, 12, 17, 30, 31])
+    clock = {"now": 0.0}
+
+    def now() -> float:
+        clock["now"] = float(next(times))
+        return clock["now"]
+
+    frequency = SaveFrequency(20, lambda longest_s: 100 - clock["now"] <= 60 + longest_s, now)
+    assert [frequency() for _ in range(7)] == [20, 20, 20, 20, 20, 1, 1]
 
 
 def test_command_is_run_unchanged() -> None:

@@ -29,7 +29,8 @@ def render(name: str) -> str:
     assert plan.external is not None
     lines = [f"{plan.num_nodes} nodes of {plan.gpus_per_node} {plan.accelerator} GPUs", "", *plan.external.first]
     added = [word for word in plan.external.later if word not in plan.external.first]
-    return "\n".join([*lines, "", "later attempts have", *added]) + "\n"
+    limit = ["", "with a time limit", *plan.external.before_limit] if plan.external.before_limit else []
+    return "\n".join([*lines, "", "later attempts have", *added, *limit]) + "\n"
 
 
 @pytest.mark.parametrize("name", NAMES)

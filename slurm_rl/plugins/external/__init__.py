@@ -1,0 +1,1 @@
+"""Parts that run inside other trainers."""
