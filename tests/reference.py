@@ -1,6 +1,6 @@
-"""Generate docs/reference: every key and every verb, from docstrings and --help.
+"""Generate docs/reference, every key and every verb, from docstrings and --help; and the keys of tab completion.
 
-python -m tests.reference    writes all pages
+python -m tests.reference    writes all files
 """
 
 import os
@@ -11,17 +11,20 @@ from pathlib import Path
 from slurm_rl.cli.config import name_readers
 from slurm_rl.cli.parser import load_verbs, render_help
 from slurm_rl.config.keys import Key, list_keys, show_value
-from slurm_rl.config.load import SITE_DIR_VARIABLE, conf_dir
+from slurm_rl.config.preset_folders import SITE_DIR_VARIABLE, conf_dir
 from slurm_rl.config.presets import describe_preset, list_presets
 
-FOLDER = Path(__file__).parents[1] / "docs" / "reference"
+ROOT = Path(__file__).parents[1]
 _MADE = "<!-- made by `python -m tests.reference` -->\n"
 _HEAD = ["| key | default | type | meaning |", "|---|---|---|---|"]
 
 
 def render_pages() -> dict[str, str]:
-    """Return file name -> text."""
-    return {"keys.md": "\n".join(_keys()) + "\n", "verbs.md": "\n".join(_verbs()) + "\n"}
+    """Return file -> text."""
+    choices = [" ".join([key.name, *key.choices]) for key in list_keys().values() if not key.is_section]
+    files = {"docs/reference/keys.md": _keys(), "docs/reference/verbs.md": _verbs()}
+    files["slurm_rl/plugins/completion/keys.txt"] = iter(choices)
+    return {name: "\n".join(lines) + "\n" for name, lines in files.items()}
 
 
 def _keys() -> Iterator[str]:
@@ -93,6 +96,5 @@ def render_plainly() -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    FOLDER.mkdir(exist_ok=True)
     for name, text in render_plainly().items():
-        (FOLDER / name).write_text(text, encoding="utf-8")
+        (ROOT / name).write_text(text, encoding="utf-8")

@@ -9,8 +9,9 @@ from typing import Any
 
 from slurm_rl.cli.parser import PROGRAM
 from slurm_rl.config.keys import Key, list_keys, nearest_keys, show_value
-from slurm_rl.config.load import compose, conf_dir, site_dirs
+from slurm_rl.config.load import compose
 from slurm_rl.config.parse import parse_config
+from slurm_rl.config.preset_folders import conf_dir, site_dirs
 from slurm_rl.config.presets import describe_preset, list_presets
 from slurm_rl.config.run import RunConfig
 from slurm_rl.config.usage import find_changed, find_readers

@@ -44,8 +44,9 @@ class Parser(argparse.ArgumentParser):
         self.flag(*names, needs=needs, action="store_true", **options)
 
     def list_flags(self) -> list[argparse.Action]:
-        """Return the flags without --help."""
-        return [action for action in self._actions if action.option_strings and action.dest != "help"]
+        """Return the flags without --help and those that only our own scripts use."""
+        hidden = argparse.SUPPRESS
+        return [flag for flag in self._actions if flag.option_strings and flag.dest != "help" and flag.help != hidden]
 
     def format_help(self) -> str:
         if not self.example:
@@ -174,7 +175,7 @@ def choose(what: str, word: str | None, options: Iterable[str]) -> str:
 
 def render_help() -> str:
     """Return usage, verbs and the presets of every config group."""
-    from slurm_rl.config.load import SITE_DIR_VARIABLE, conf_dir, site_dirs
+    from slurm_rl.config.preset_folders import SITE_DIR_VARIABLE, conf_dir, site_dirs
     from slurm_rl.config.presets import list_presets
 
     def wrap(name: str, text: str) -> str:

@@ -12,8 +12,9 @@ from typing import NoReturn
 
 from slurm_rl.cli.common import check_overrides
 from slurm_rl.cli.output import note
-from slurm_rl.config.load import compose, shipped_dir
+from slurm_rl.config.load import compose
 from slurm_rl.config.parse import parse_config
+from slurm_rl.config.preset_folders import shipped_dir
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError
 from slurm_rl.launch.controller.create import create_run, snapshot_environment

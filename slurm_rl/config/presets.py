@@ -5,8 +5,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from slurm_rl.config.load import conf_dir
 from slurm_rl.config.overrides import GROUPS
+from slurm_rl.config.preset_folders import conf_dir
 from slurm_rl.config.yaml_text import read_text
 from slurm_rl.errors import ConfigError
 

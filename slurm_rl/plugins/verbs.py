@@ -1,5 +1,6 @@
 """Verbs of the plugins and their flags. Standard library only."""
 
+import argparse
 from pathlib import Path
 
 from slurm_rl.cli.parser import Verbs, parse_positive
@@ -12,6 +13,20 @@ def add_verbs(verbs: Verbs) -> None:
     """Add the plugins' verbs, and the flags of `plan --as`."""
     for add in (_add_report, _add_init, _add_prepare, _add_site, _add_doctor, _add_image, _add_export_flags):
         add(verbs)
+    _add_completion(verbs)
+
+
+def _add_completion(verbs: Verbs) -> None:
+    parser = verbs.add(
+        "completion",
+        "print tab completion for the command slurm-rl, for bash and zsh",
+        "",
+        "completion >> ~/.bashrc",
+        f"{_PLUGINS}.completion.command:run",
+        "It completes verbs, flags, presets, keys and their choices, runs and job ids.",
+    )
+    parser.flag("--line", help=argparse.SUPPRESS)
+    parser.flag("--length", type=int, help=argparse.SUPPRESS)
 
 
 def _add_report(verbs: Verbs) -> None:

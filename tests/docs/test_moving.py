@@ -14,7 +14,8 @@ import pytest
 from pydantic import BaseModel
 
 from slurm_rl.cli.parser import load_verbs
-from slurm_rl.config.load import conf_dir, load_config
+from slurm_rl.config.load import load_config
+from slurm_rl.config.preset_folders import conf_dir
 from slurm_rl.config.run import RunConfig
 from tests.docs.markdown import DOCS, code_spans, read_tables
 

@@ -8,7 +8,7 @@ import yaml
 from mkdocs.commands.build import build
 from mkdocs.config import load_config
 
-from slurm_rl.config.load import conf_dir
+from slurm_rl.config.preset_folders import conf_dir
 from tests.docs.markdown import DOCS, pages, read_prose
 from tests.lock import ROOT
 

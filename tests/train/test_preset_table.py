@@ -19,8 +19,9 @@ from slurm_rl.algorithms.sequences import FloatArray
 from slurm_rl.algorithms.shaping import shape_overlong
 from slurm_rl.algorithms.train_sequences import build_plain_sequences, find_parts, join_parts
 from slurm_rl.cli.common import compose_run
-from slurm_rl.config.load import conf_dir, load_config
+from slurm_rl.config.load import load_config
 from slurm_rl.config.model import LoraConfig, ModelConfig
+from slurm_rl.config.preset_folders import conf_dir
 from slurm_rl.config.run import RunConfig
 from slurm_rl.config.sources import each_source
 from slurm_rl.config.train import OptimConfig, PolicyConfig

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from slurm_rl.config.load import shipped_dir
+from slurm_rl.config.preset_folders import shipped_dir
 from slurm_rl.plan.accelerator import AcceleratorKind
 
 RECIPES: dict[AcceleratorKind, str] = {"nvidia": "cuda", "amd": "rocm", "cpu": "cpu"}

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from slurm_rl.cli.common import compose_run
 from slurm_rl.cli.parser import PROGRAM
-from slurm_rl.config.load import SITE_DIR_VARIABLE, conf_dir, own_dir, project_dir
 from slurm_rl.config.paths import expand_user
+from slurm_rl.config.preset_folders import SITE_DIR_VARIABLE, conf_dir, own_dir, project_dir
 from slurm_rl.config.presets import check_preset_name
 from slurm_rl.errors import ConfigError, SubmitError
 from slurm_rl.launch.controller.attempts import EXIT_FAILED

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from slurm_rl.config.load import conf_dir
+from slurm_rl.config.preset_folders import conf_dir
 from tests.docs.markdown import DOCS, code_spans, read_tables
 from tests.train.external.releases import RELEASES, build
 

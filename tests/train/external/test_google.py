@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
-from slurm_rl.config.load import conf_dir, load_config
+from slurm_rl.config.load import load_config
+from slurm_rl.config.preset_folders import conf_dir
 from slurm_rl.plan.build_plan import SubmitFacts, build_plan
 from slurm_rl.plan.external_argv import RunValues, build_external_argv
 from slurm_rl.plugins.export.xpk import XpkTarget, build_watching_argv, build_xpk_argv

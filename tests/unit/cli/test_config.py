@@ -6,11 +6,12 @@ import pytest
 from slurm_rl.__main__ import main
 from slurm_rl.cli.config import WIDTH
 from slurm_rl.config.keys import list_keys
-from slurm_rl.config.load import conf_dir, load_config
+from slurm_rl.config.load import load_config
+from slurm_rl.config.preset_folders import conf_dir
 from slurm_rl.config.presets import describe_preset, list_presets
 from slurm_rl.config.run import RunConfig
 from slurm_rl.config.section import Section
-from tests.reference import FOLDER, render_plainly
+from tests.reference import ROOT, render_plainly
 
 PRESETS = list_presets([conf_dir()])
 UNITS = {"_s": "second", "_gb": r"Gi?B|GB", "_mb": "MiB|megabyte", "_tokens": "token|Token"}
@@ -130,6 +131,6 @@ def test_unknown_name_suggests_valid_ones(words: list[str], said: str, capsys: p
     assert said in shown.err
 
 
-@pytest.mark.parametrize("page", ["keys.md", "verbs.md"])
+@pytest.mark.parametrize("page", render_plainly())
 def test_page_is_current(page: str) -> None:
-    assert (FOLDER / page).read_text(encoding="utf-8") == render_plainly()[page], "python -m tests.reference writes it"
+    assert (ROOT / page).read_text(encoding="utf-8") == render_plainly()[page], "python -m tests.reference writes it"

@@ -136,7 +136,7 @@ def test_plan_ends_with_verdict(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    words = ["plan", "+exp=demo", "+cluster=slurm_cpu"]
+    words = ["plan", "+exp=demo", "+cluster=slurm_cpu", "run_dir=first"]
     assert main(words) == 0
     short = capsys.readouterr().out
     assert short.endswith("\nvalid, not submitted\n") and "RAY_" not in short and "#SBATCH" not in short

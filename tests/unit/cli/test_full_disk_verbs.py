@@ -32,7 +32,7 @@ WRITES = {
 ELSEWHERE = {"image": "unit/plugins/image/test_make_image.py", "prepare": "unit/plugins/prepare/test_text_sets.py"}
 ELSEWHERE |= {"site": "unit/cli/test_site.py"}
 """Verbs that need an engine, a hub or Slurm."""
-READS = {"config", "logs", "attach", "samples", "status"}
+READS = {"config", "completion", "logs", "attach", "samples", "status"}
 """Verbs that write no file."""
 ASKS = {"cancel"}
 """Cancels first, then writes the final state of a pending job."""

@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from slurm_rl.__main__ import main
-from slurm_rl.config.load import load_config, own_dir
+from slurm_rl.config.load import load_config
+from slurm_rl.config.preset_folders import own_dir
 from slurm_rl.plugins.site import command as verb
 from tests.small_disk import small_disk
 from tests.storage.disks import fill

@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from slurm_rl.config.load import SITE_DIR_VARIABLE, conf_dir, load_config
+from slurm_rl.config.load import load_config
+from slurm_rl.config.preset_folders import SITE_DIR_VARIABLE, conf_dir
 from slurm_rl.errors import ConfigError
 
 # Values that a preset requires.

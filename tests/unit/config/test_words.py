@@ -5,9 +5,10 @@ import pytest
 import yaml
 
 from slurm_rl.__main__ import main
-from slurm_rl.config.load import conf_dir, load_config, open_hydra
+from slurm_rl.config.load import load_config, open_hydra
 from slurm_rl.config.overrides import GROUPS, normalise_words
 from slurm_rl.config.parse import parse_config
+from slurm_rl.config.preset_folders import conf_dir
 from slurm_rl.errors import ConfigError
 from slurm_rl.launch.sweep.sweeper import Composer
 

@@ -6,7 +6,8 @@ import yaml
 from omegaconf import OmegaConf
 
 from slurm_rl.__main__ import main
-from slurm_rl.config.load import conf_dir, load_config
+from slurm_rl.config.load import load_config
+from slurm_rl.config.preset_folders import conf_dir
 from slurm_rl.config.yaml_text import parse_yaml
 from slurm_rl.errors import ConfigError
 

@@ -4,8 +4,9 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from slurm_rl.config.load import conf_dir, load_config, open_hydra
+from slurm_rl.config.load import load_config, open_hydra
 from slurm_rl.config.parse import parse_config
+from slurm_rl.config.preset_folders import conf_dir
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError
 from slurm_rl.launch.runs.model_shape import find_shape

@@ -9,8 +9,9 @@ import pytest
 
 from slurm_rl.__main__ import main
 from slurm_rl.cli.sweep import Composer
-from slurm_rl.config.load import conf_dir, load_config, open_hydra, own_dir, project_dir, site_dirs
+from slurm_rl.config.load import load_config, open_hydra
 from slurm_rl.config.overrides import normalise_words
+from slurm_rl.config.preset_folders import conf_dir, own_dir, project_dir, site_dirs
 from slurm_rl.plugins.project.command import name_project
 from slurm_rl.plugins.project.files import build_files
 from tests.lock import ROOT

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_rl.config.load import conf_dir, load_config
+from slurm_rl.config.load import load_config
+from slurm_rl.config.preset_folders import conf_dir
 from slurm_rl.plan.build_plan import SubmitFacts, build_plan
 
 GOLDEN = Path(__file__).parents[3] / "golden"

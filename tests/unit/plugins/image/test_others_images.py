@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_rl.config.load import load_config, shipped_dir
+from slurm_rl.config.load import load_config
+from slurm_rl.config.preset_folders import shipped_dir
 from slurm_rl.plan.versions import satisfies
 from slurm_rl.plugins.health import probes
 from slurm_rl.plugins.image.recipe import OTHERS

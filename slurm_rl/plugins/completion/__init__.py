@@ -1,0 +1,1 @@
+"""Tab completion for bash and zsh."""
