@@ -8,7 +8,19 @@ from typing_extensions import TypeAliasType
 from slurm_rl.config.section import PositiveInt, Section
 
 Style: TypeAlias = Literal["flags", "overrides"]
-LayoutName: TypeAlias = Literal["steps", "verl", "openrlhf", "maxtext", "trl", "nemo_rl", "prime_rl"]
+LayoutName: TypeAlias = Literal[
+    "steps",
+    "verl",
+    "openrlhf",
+    "maxtext",
+    "trl",
+    "nemo_rl",
+    "prime_rl",
+    "skyrl",
+    "slime",
+    "open_instruct",
+    "torchtitan",
+]
 Starter: TypeAlias = Literal["ray", "torchrun"]
 Argument: TypeAlias = bool | int | float | str | list[int | float | str] | None
 Arguments = TypeAliasType("Arguments", "dict[str, Argument | Arguments]")

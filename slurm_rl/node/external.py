@@ -182,6 +182,8 @@ def choose_checkpoint(plan: JobPlan, run: RunDir, attempt: int) -> Choice:
     layout = LAYOUTS[plan.external.layout]
     found = layout.newest(run.checkpoints)
     if found is None:
+        if layout.blocks is not None and (blocking := run.checkpoints / layout.blocks).is_dir():
+            blocking.rename(run.checkpoints / f"{layout.blocks}-incomplete-{attempt}")
         return None
     if layout.mend is not None:
         layout.mend(run.checkpoints / found.name)

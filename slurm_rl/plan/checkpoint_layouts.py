@@ -36,6 +36,8 @@ class Layout:
     """Repairs the chosen folder if its trainer cannot read it after a kill."""
     partial: str | None = None
     """Pattern of the temporary name of a checkpoint that is being written, if there is one."""
+    blocks: str | None = None
+    """Folder without which the trainer starts, but not with one that has no complete checkpoint."""
 
     def find(self, root: Path) -> Iterator[Found]:
         """Yield all checkpoints with such a name, complete or not, in any order.
@@ -79,24 +81,29 @@ def _always(path: Path) -> bool:
     return path.is_dir()
 
 
-def _has_been_tracked(path: Path) -> bool:
-    """Return whether a checkpoint of verl is complete.
+@dataclass(frozen=True)
+class Tracker:
+    """A file next to the checkpoints that names the newest one, written after it and not atomically."""
 
-    verl names the newest one in a file next to them after saving it. The write of that file is not atomic: if a kill
-    left it empty, data.pt decides, which is written last.
-    """
-    step = int(path.name.rpartition("_")[2])
-    tracker = _read(path.parent / "latest_checkpointed_iteration.txt")
-    if tracker is None:
-        return False
-    return step <= int(tracker) if tracker.isdecimal() else (path / "data.pt").is_file()
+    name: str
+    last: str
+    """Path in the checkpoint that is written last; it decides if a kill left the tracker empty."""
+
+    def has_named(self, path: Path) -> bool:
+        """Return whether the tracker names this checkpoint or a later one."""
+        tracked = _read(path.parent / self.name)
+        if tracked is None:
+            return False
+        return _step_of(path) <= int(tracked) if tracked.isdecimal() else (path / self.last).is_file()
+
+    def mend(self, path: Path) -> None:
+        """Write the tracker again if it is empty, as after a kill or on a full disk: trainers fail on that."""
+        if not (_read(path.parent / self.name) or "").isdecimal():
+            write_text(path.parent / self.name, str(_step_of(path)))
 
 
-def _mend_tracker(path: Path) -> None:
-    # verl always reads this file and fails if it is empty, as after a kill or on a full disk.
-    tracker = path.parent / "latest_checkpointed_iteration.txt"
-    if not (_read(tracker) or "").isdecimal():
-        write_text(tracker, path.name.rpartition("_")[2])
+def _step_of(path: Path) -> int:
+    return int(path.name.rpartition("_")[2])
 
 
 def _is_latest(path: Path) -> bool:
@@ -118,13 +125,21 @@ def _has_both_halves(path: Path) -> bool:
     return (path / "trainer" / ".metadata").is_file() and (path / "orchestrator" / "progress.pt").is_file()
 
 
+def _has_weights(path: Path) -> bool:
+    # torch's .metadata, or the index of a last save for Hugging Face; torchtitan looks for them itself.
+    return any((path / name).is_file() for name in (".metadata", "model.safetensors.index.json"))
+
+
 def _read(path: Path) -> str | None:
     return path.read_text(encoding="utf-8", errors="replace").strip() if path.is_file() else None
 
 
+_VERL = Tracker("latest_checkpointed_iteration.txt", "data.pt")
+_SKYRL = Tracker("latest_ckpt_global_step.txt", "trainer_state.pt")
+_MEGATRON = Tracker("latest_checkpointed_iteration.txt", ".metadata")
 LAYOUTS: Final[dict[str, Layout]] = {
     "steps": Layout(("step-#",), _always),
-    "verl": Layout(("global_step_#",), _has_been_tracked, _mend_tracker),
+    "verl": Layout(("global_step_#",), _VERL.has_named, _VERL.mend),
     # Folders of PPO and other rollout trainers, and of SFT, reward models and DPO.
     "openrlhf": Layout(("_actor/global_step#", "global_step#"), _is_latest),
     # Orbax renames a folder with a temporary name; for RL these are the folders of Tunix's actor.
@@ -133,6 +148,11 @@ LAYOUTS: Final[dict[str, Layout]] = {
     # It renames tmp_step_<k>.
     "nemo_rl": Layout(("step_#",), _always, partial="tmp_step_#"),
     "prime_rl": Layout(("*/checkpoints/step_#",), _has_both_halves),
+    "skyrl": Layout(("global_step_#",), _SKYRL.has_named, _SKYRL.mend),
+    "slime": Layout(("iter_#",), _MEGATRON.has_named, _MEGATRON.mend),
+    # DeepSpeed's folders; it fails on a folder without `latest`, as after a kill in the first save.
+    "open_instruct": Layout(("state/global_step#",), _is_latest, blocks="state"),
+    "torchtitan": Layout(("checkpoint/step-#",), _has_weights),
 }
 """Layouts by `external.layout`; a test compares each with the trainer's source. `steps` is `step-<k>`, our own layout
 and that of a custom program, which renames the complete folder to it."""

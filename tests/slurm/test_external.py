@@ -96,6 +96,10 @@ ROWS = [
         ("maxtext", "maxtext_grpo_llama3_70b", 1),
         ("nemo_rl", "nemo_rl_grpo_math_1b", 1),
         ("prime_rl", "prime_rl_reverse_text", 1),
+        ("skyrl", "skyrl_grpo_gsm8k", 1),
+        ("slime", "slime_grpo_qwen3_4b", 1),
+        ("open_instruct", "open_instruct_grpo_gsm8k", 1),
+        ("torchtitan", "torchtitan_llama3_8b", 1),
     ]),
 ]  # fmt: skip
 

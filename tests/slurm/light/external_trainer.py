@@ -18,6 +18,7 @@ FLAGS = {
     "verl": r'trainer\.resume_from_path="?.*global_step_(\d+)"?',
     "trl": r"--resume_from_checkpoint .*checkpoint-(\d+)",
     "prime_rl": r"--resume\.step (\d+)",
+    "skyrl": r'trainer\.resume_path="?.*global_step_(\d+)"?',
 }
 
 
@@ -25,9 +26,16 @@ def find_start(layout: str, root: Path, line: str) -> int:
     if layout in FLAGS:
         found = re.search(FLAGS[layout], line)
         return int(found[1]) if found else 0
+    if layout == "slime":
+        return int((root / "latest_checkpointed_iteration.txt").read_text()) if "--load " in line else 0
+    if layout == "open_instruct":
+        latest = root / "state/latest"
+        return int(latest.read_text().rpartition("step")[2]) if latest.exists() else 0
     if layout == "openrlhf":
         latest = (root / "_actor/latest").read_text() if "--ckpt.load_enable" in line else ""
         return int(latest.rpartition("step")[2] or 0)
+    if layout == "torchtitan":
+        return max((int(one.parent.name[5:]) for one in root.glob("checkpoint/step-*/.metadata")), default=0)
     names = [path.name for pattern in ("step_*", "*/checkpoints/*") for path in root.glob(pattern)]
     return max((int(name.rpartition("_")[2]) for name in names if "orbax" not in name), default=0)
 

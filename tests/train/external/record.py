@@ -1,8 +1,11 @@
-"""Record the arguments of NeMo-RL and prime-rl from their repositories: they are on no package index.
+"""Record the arguments of trainers that are on no package index from their repositories.
 
     git clone https://github.com/NVIDIA-NeMo/RL && git clone https://github.com/PrimeIntellect-ai/prime-rl
+    git clone https://github.com/THUDM/slime && git clone https://github.com/allenai/open-instruct
     python -m tests.train.external.record nemo_rl RL
     python -m tests.train.external.record prime_rl prime-rl
+    python -m tests.train.external.record slime slime
+    python -m tests.train.external.record open_instruct open-instruct
 
 Records names, types and defaults of the checked-out commit; test_recorded_parsers.py checks our command lines against
 them. After an update, its failures show the changes in those projects.
@@ -10,6 +13,7 @@ them. After an update, its failures show the changes in those projects.
 
 import ast
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -34,7 +38,24 @@ def record_nemo_rl(checkout: Path) -> dict[str, Any]:
     # Arguments parsed by `parse_args`; the rest are Hydra's.
     script = (checkout / "examples/run_grpo.py").read_text(encoding="utf-8")
     flags = [call.args[0].value for call in _calls(script, "add_argument") if isinstance(call.args[0], ast.Constant)]
-    return {"config": NEMO_RL_CONFIG, "flags": flags, "keys": _types(tree, _DEPTH)}
+    return {"config": NEMO_RL_CONFIG, "flags": flags, "keys": _types(tree, _DEPTH), "limit": _record_limit(checkout)}
+
+
+def _record_limit(checkout: Path) -> dict[str, Any]:
+    """Record the units of `checkpoint_must_save_by`, in order, and what each training loop prints at its end."""
+    timer = ast.parse((checkout / "nemo_rl/utils/timer.py").read_text(encoding="utf-8"))
+    (convert,) = (
+        node for node in timer.body if isinstance(node, ast.FunctionDef) and node.name == "convert_to_seconds"
+    )
+    (units,) = (node.targets[0] for node in convert.body if isinstance(node, ast.Assign))
+    assert isinstance(units, ast.Tuple)
+    said: dict[str, list[str]] = {}
+    for path in sorted((checkout / "nemo_rl/algorithms").glob("*.py")):
+        calls = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
+        words = {node.args[0].value for node in calls if node.args and isinstance(node.args[0], ast.Constant)}
+        for word in sorted(word for word in words if isinstance(word, str) and word.startswith("Timeout")):
+            said.setdefault(word, []).append(path.stem)
+    return {"units": [ast.unparse(one) for one in units.elts], "said": said}
 
 
 def _types(value: Any, depth: int) -> Any:
@@ -47,7 +68,7 @@ def _types(value: Any, depth: int) -> Any:
 
 def _calls(source: str, method: str) -> list[ast.Call]:
     calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
-    return [call for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr == method]
+    return [call for call in calls if method in (getattr(call.func, "attr", None), getattr(call.func, "id", None))]
 
 
 def record_prime_rl(checkout: Path) -> dict[str, Any]:
@@ -66,6 +87,41 @@ def record_prime_rl(checkout: Path) -> dict[str, Any]:
     return {"config": PRIME_RL_CONFIG, "example": example, "classes": classes}
 
 
+def record_slime(checkout: Path) -> dict[str, Any]:
+    """Record slime's own arguments, and the flags of Megatron and SGLang that its scripts use."""
+    source = (checkout / "slime/utils/arguments.py").read_text(encoding="utf-8")
+    calls = [*_calls(source, "add_argument"), *_calls(source, "reset_arg")]
+    own: dict[str, dict[str, str]] = {}
+    for call in calls:
+        names = [one.value for one in call.args if isinstance(one, ast.Constant)]
+        kept = {word.arg: ast.unparse(word.value) for word in call.keywords if word.arg in ("type", "action", "nargs")}
+        own |= {str(name): {str(key): value for key, value in kept.items()} for name in names}
+    texts = [path.read_text(encoding="utf-8") for path in sorted((checkout / "scripts").rglob("*.sh"))]
+    used = {flag for text in texts for flag in re.findall(r"^ +(--[a-z][a-z0-9-]+)", text, re.MULTILINE)}
+    return {"own": own, "used": sorted(used - own.keys())}
+
+
+_OPEN_INSTRUCT_FILES = ("grpo_utils", "olmo_core_utils", "dataset_transformation", "model_utils", "data_loader")
+_OPEN_INSTRUCT_CLASSES = (
+    *("ExperimentConfig", "TrainingConfig", "LoggingConfig", "CheckpointConfig", "GRPOExperimentConfig"),
+    *("TokenizerConfig", "ModelConfig", "StreamingDataLoaderConfig", "VLLMConfig"),
+)
+
+
+def record_open_instruct(checkout: Path) -> dict[str, Any]:
+    """Record the fields of the dataclasses that grpo_fast.py parses, with their types and literal defaults."""
+    fields: dict[str, list[str | None]] = {}
+    trees = [ast.parse((checkout / f"open_instruct/{name}.py").read_text("utf-8")) for name in _OPEN_INSTRUCT_FILES]
+    classes = [node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)]
+    for node in sorted(classes, key=lambda node: node.name == "GRPOExperimentConfig"):
+        if node.name in _OPEN_INSTRUCT_CLASSES:
+            for one in node.body:
+                if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name):
+                    default = ast.unparse(one.value) if one.value is not None else None
+                    fields[one.target.id] = [ast.unparse(one.annotation), default]
+    return {"fields": fields}
+
+
 def _unquoted(field: ast.AnnAssign) -> ast.AnnAssign:
     if isinstance(field.annotation, ast.Constant) and isinstance(field.annotation.value, str):
         field.annotation = ast.parse(field.annotation.value, mode="eval").body
@@ -75,6 +131,8 @@ def _unquoted(field: ast.AnnAssign) -> ast.AnnAssign:
 RECORDERS: Final[dict[str, Callable[[Path], dict[str, Any]]]] = {
     "nemo_rl": record_nemo_rl,
     "prime_rl": record_prime_rl,
+    "slime": record_slime,
+    "open_instruct": record_open_instruct,
 }
 
 

@@ -1,9 +1,10 @@
-"""OpenRLHF's argparse, verl's Hydra schema and TRL's scripts accept our command lines, and names in docs/from/moving-*.
+"""Parsers of OpenRLHF, verl, TRL, SkyRL and torchtitan accept our command lines, and names in docs/from/moving-*.
 
 The released packages of OpenRLHF and verl are never imported here; test_trl_run.py runs a script of TRL.
 """
 
 import ast
+import importlib
 import json
 import os
 import subprocess
@@ -16,7 +17,7 @@ from omegaconf import OmegaConf
 
 from slurm_rl.config.preset_folders import conf_dir
 from tests.docs.markdown import DOCS, code_spans, read_tables
-from tests.train.external.releases import RELEASES, build
+from tests.train.external.releases import NEEDED_BY_TORCHTITAN, RELEASES, build, unpack
 
 FOLDER = Path(__file__).parent
 PROGRAMS = ("openrlhf", "verl")
@@ -95,6 +96,15 @@ def test_override_of_any_argument_reaches_verl(packages: Path) -> None:
         compose_verl(packages, build("verl_ppo_gsm8k", "external.args.trainer.no_such_key=1")[1])
 
 
+def test_verl_accepts_arguments_for_time_limit(packages: Path) -> None:
+    seen = compose_verl(packages, build("verl_ppo_gsm8k", limit_s=600)[1])
+    # Ray requires text.
+    variables = {"MLP_CURRENT_CAPACITY_BLOCK_EXPIRATION_TIMESTAMP": "1000600"}
+    assert seen.ray_kwargs.ray_init.runtime_env.env_vars == variables
+    module, _, name = seen.trainer.checkpoint_callback_class.rpartition(".")
+    assert hasattr(importlib.import_module(module), name)
+
+
 def page_names(page: str, release: str) -> set[str]:
     """Return the names in the tables of a page, which must name the tested release."""
     assert RELEASES[release].replace("==", " ").lower() in (DOCS / page).read_text().lower()
@@ -167,3 +177,48 @@ def test_override_of_any_argument_reaches_trl(seen: dict[str, Any]) -> None:
     assert (found["beta"], found["loss_type"], found["use_vllm"]) == (0.04, "dapo", True)
     assert found["reward_funcs"] == ["accuracy_reward"] and found["num_generations"] == 8
     assert "no_such_flag" in seen["unknown"]["error"]
+
+
+def parse_by_script(script: str, package: str, *argv: str) -> subprocess.CompletedProcess[str]:
+    """Run a script of this folder, which parses the arguments with the unpacked package."""
+    return subprocess.run([sys.executable, str(FOLDER / script), package, *argv], capture_output=True, text=True)
+
+
+@pytest.fixture(scope="module")
+def skyrl(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(unpack(tmp_path_factory.mktemp("skyrl"), "skyrl"))
+
+
+@pytest.mark.parametrize("resume", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_skyrl_accepts_overrides(skyrl: str, resume: bool) -> None:
+    args, argv = build("skyrl_grpo_gsm8k", resume=resume)
+    done = parse_by_script("parse_skyrl.py", skyrl, *argv[3:])
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout.splitlines()[-1])
+    trainer, engines = seen["trainer"], seen["generator"]["inference_engine"]
+    assert (trainer["placement"]["policy_num_nodes"], trainer["placement"]["ref_num_gpus_per_node"]) == (2, 8)
+    assert (engines["num_engines"], trainer["ckpt_path"]) == (16, "/run/checkpoints")
+    assert trainer["policy"]["optimizer_config"]["lr"] == args["trainer.policy.optimizer_config.lr"]
+    assert seen["data"]["train_data"] == args["data.train_data"]
+    path = "/run/checkpoints/global_step_7" if resume else None
+    assert (trainer["resume_mode"], trainer["resume_path"]) == ("from_path" if resume else "none", path)
+
+
+def test_skyrl_refuses_unknown_argument(skyrl: str) -> None:
+    argv = build("skyrl_grpo_gsm8k", "external.args.trainer.no_such_key=1")[1]
+    done = parse_by_script("parse_skyrl.py", skyrl, *argv[3:])
+    assert done.returncode != 0 and "no_such_key" in done.stderr
+
+
+def test_torchtitan_accepts_flags(tmp_path_factory: pytest.TempPathFactory) -> None:
+    root = tmp_path_factory.mktemp("torchtitan")
+    folders = ":".join(str(unpack(root, name)) for name in ("torchtitan", *NEEDED_BY_TORCHTITAN))
+    argv = build("torchtitan_llama3_8b", "external.args.checkpoint.interval=25")[1]
+    assert argv[:3] == ["python3", "-m", "torchtitan.train"]
+    done = parse_by_script("parse_torchtitan.py", folders, *argv[3:])
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout.splitlines()[-1])
+    # -1: the newest step of this folder.
+    checkpoint = {"enable": True, "interval": 25, "folder": "checkpoint", "load_step": -1}
+    assert seen == {"dump_folder": "/run/checkpoints", "steps": 1000, **checkpoint}
+    assert "no_such" in parse_by_script("parse_torchtitan.py", folders, *argv[3:], "--no_such", "1").stderr

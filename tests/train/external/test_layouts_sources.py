@@ -4,6 +4,10 @@ import inspect
 import re
 from pathlib import Path
 
+import pytest
+
+from tests.train.external.releases import unpack
+
 
 def read_source(module: str) -> str:
     from importlib.util import find_spec
@@ -23,6 +27,17 @@ def test_verl_writes_data_pt_before_tracker(packages: Path) -> None:
     assert load.index("find_latest_ckpt_path(checkpoint_folder)") < load.index('"resume_path"')
     reader = (packages / "verl/verl/utils/checkpoint/checkpoint_manager.py").read_text()
     assert "iteration = int(f.read().decode())" in reader
+
+
+def test_verl_trainers_save_when_their_function_says_so(packages: Path) -> None:
+    """The V1 trainer does not ask it; our callback works because it reads the frequency after each step."""
+    for name in ("trainer/ppo/ray_trainer.py", "experimental/fully_async_policy/fully_async_trainer.py"):
+        text = (packages / "verl/verl" / name).read_text()
+        assert re.search(r"redundant_time=self\.config\.trainer\.esi_redundant_time", text)
+    loop = (packages / "verl/verl/trainer/ppo/v1/trainer_base.py").read_text()
+    assert "should_save_ckpt_esi" not in loop
+    assert "self.checkpoint_callback = build_checkpoint_callback(config)" in loop
+    assert "self.global_steps % self.config.trainer.save_freq == 0" in loop
 
 
 def test_openrlhf_saves_by_deepspeed_below_actor(packages: Path) -> None:
@@ -57,3 +72,18 @@ def test_torch_writes_metadata_of_distributed_checkpoint_last() -> None:
 
     finish = inspect.getsource(_FileSystemWriter.finish)
     assert ".tmp" in finish and "self.fs.rename(" in finish
+
+
+def test_skyrl_writes_tracker_last(tmp_path_factory: pytest.TempPathFactory) -> None:
+    trainer = unpack(tmp_path_factory.mktemp("skyrl"), "skyrl") / "skyrl/train/trainer.py"
+    text = trainer.read_text()
+    save = text[text.index("def save_checkpoints") : text.index("def _cleanup_old_checkpoints")]
+    order = ['f"global_step_{self.global_step}"', '"data.pt"', '"trainer_state.pt"', '"latest_ckpt_global_step.txt"']
+    assert sorted(order, key=save.index) == order
+
+
+def test_torchtitan_looks_for_complete_steps(tmp_path_factory: pytest.TempPathFactory) -> None:
+    root = unpack(tmp_path_factory.mktemp("torchtitan"), "torchtitan") / "torchtitan/components/checkpointer"
+    text = (root / "dcp.py").read_text()
+    assert 'r"step-(\\d+)"' in text and '".metadata"' in text and '"model.safetensors.index.json"' in text
+    assert 'folder: str = "checkpoint"' in (root / "base.py").read_text()

@@ -1,19 +1,23 @@
-"""The parsers of NeMo-RL and prime-rl accept our command lines, given a record of their configs.
+"""The parsers of NeMo-RL, prime-rl, slime and open-instruct accept our command lines, given records of their configs.
 
-Neither is on a package index. NeMo-RL's arguments are parsed by the installed Hydra, as in its `run_grpo.py`;
-prime-rl's parser is the package prime-pydantic-config. Keys and types come from recorded/*.json, made by record.py.
+They are on no package index. NeMo-RL's arguments are parsed by the installed Hydra, as in its `run_grpo.py`; prime-rl's
+parser is the package prime-pydantic-config, slime's is argparse, and open-instruct's is transformers' HfArgumentParser.
+Keys and types come from recorded/*.json, made by record.py.
 """
 
 import argparse
+import ast
+import dataclasses
 import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
+from slurm_rl.config.load import load_config
 from slurm_rl.plan.external_argv import flatten
 from tests.docs.markdown import DOCS, code_spans, read_tables
 from tests.train.external.record import FOLDER, RECORDERS
@@ -73,6 +77,17 @@ def test_override_of_any_argument_reaches_nemo_rl() -> None:
         parse_nemo_rl(build("nemo_rl_grpo_math_1b", "external.args.grpo.no_such_key=1")[1])
 
 
+def test_nemo_rl_gets_time_until_limit_in_its_format() -> None:
+    limit = RECORDED["nemo_rl"]["limit"]
+    seen = parse_nemo_rl(build("nemo_rl_grpo_math_1b", limit_s=93_784 + 900)[1])
+    # 93,784 s after set-up.
+    assert seen.checkpointing.checkpoint_must_save_by == "01:02:03:04"
+    assert limit["units"] == ["days", "hours", "minutes", "seconds"]
+    config = load_config(["+cluster=nvidia_a100", "external=nemo_rl"]).external
+    assert config is not None and config.limit_message is not None
+    assert {"grpo", "grpo_sync", "ppo", "sft", "dpo", "rm"} <= set(limit["said"][config.limit_message])
+
+
 def test_nemo_rl_page_names_its_keys() -> None:
     """The keys of its SFT and DPO, in other files, were compared by hand."""
     named = [name for cells in read_tables(DOCS / "from/moving-nemo-rl.md") for name in code_spans(cells[0])]
@@ -126,3 +141,72 @@ def test_prime_rl_refuses_unknown_arguments(package: Path, word: str) -> None:
     name = word.partition("=")[0].rpartition(".")[2]
     done = parse_prime_rl(package, word)
     assert done.returncode != 0 and name in done.stdout + done.stderr
+
+
+def parse_slime(argv: list[str]) -> argparse.Namespace:
+    """Parse with slime's own arguments; flags of Megatron and SGLang are known by name only, from slime's scripts."""
+    parser = argparse.ArgumentParser(allow_abbrev=False, conflict_handler="resolve")
+    for flag, words in RECORDED["slime"]["own"].items():
+        known = {"int": int, "float": float, "str": str}
+        options: dict[str, Any] = {"type": known[words["type"]]} if words.get("type") in known else {}
+        if "action" in words:
+            is_text = words["action"].startswith("'")
+            options["action"] = words["action"].strip("'") if is_text else argparse.BooleanOptionalAction
+        elif "nargs" in words:
+            options["nargs"] = words["nargs"].strip("'")
+        parser.add_argument(flag, **options)
+    for flag in RECORDED["slime"]["used"]:
+        parser.add_argument(flag, nargs="?", const=True)
+    return parser.parse_args(argv)
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_slime_accepts_flags(resume: bool) -> None:
+    _, argv = build("slime_grpo_qwen3_4b", resume=resume, step="iter_0000007")
+    assert argv[:2] == ["python3", "/root/slime/train.py"]
+    seen = parse_slime(argv[2:])
+    assert (seen.actor_num_nodes, seen.actor_num_gpus_per_node, seen.colocate) == (2, 8, True)
+    assert (seen.save, seen.load, seen.save_interval) == (
+        "/run/checkpoints",
+        "/run/checkpoints" if resume else None,
+        20,
+    )
+    assert (seen.num_rollout, seen.lr, seen.swiglu) == (3000, 1e-6, True)
+    with pytest.raises(SystemExit):
+        parse_slime([*argv[2:], "--no-such-flag", "1"])
+
+
+def parse_open_instruct(argv: list[str]) -> argparse.Namespace:
+    from transformers import HfArgumentParser
+
+    fields = []
+    for name, (annotation, default) in RECORDED["open_instruct"]["fields"].items():
+        names = {"Literal": Literal}
+        try:
+            kind = eval(annotation, names)
+        except NameError:  # an enum of its own
+            kind, default = str | None, "None"
+        if default is None:
+            fields.append((name, kind))
+            continue
+        # Other defaults are factories, or computed from the machine.
+        is_literal = not default.startswith("field(") and default[0] in "'\"-0123456789TFN"
+        value = ast.literal_eval(default) if is_literal else None
+        fields.append((name, kind, dataclasses.field(default=value)))
+    fields.sort(key=len)
+    parser = HfArgumentParser([dataclasses.make_dataclass("Arguments", fields)])
+    (seen,) = parser.parse_args_into_dataclasses(argv)
+    found: argparse.Namespace = seen
+    return found
+
+
+def test_open_instruct_accepts_flags() -> None:
+    _, argv = build("open_instruct_grpo_gsm8k", nodes=1)
+    assert argv[:2] == ["python3", "/stage/open_instruct/grpo_fast.py"]
+    seen = parse_open_instruct(argv[2:])
+    assert (seen.num_learners_per_node, seen.vllm_num_engines) == ([4], 4)
+    assert (seen.checkpoint_state_dir, seen.checkpoint_state_freq) == ("/run/checkpoints/state", 20)
+    assert (seen.push_to_hub, seen.try_auto_save_to_beaker, seen.gradient_checkpointing) == (False, False, True)
+    assert seen.dataset_mixer_list == ["ai2-adapt-dev/rlvr_gsm8k_zs", "1.0"] and seen.learning_rate == 3e-7
+    with pytest.raises(ValueError, match="no_such_flag"):
+        parse_open_instruct([*argv[2:], "--no_such_flag", "1"])

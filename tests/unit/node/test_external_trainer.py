@@ -120,6 +120,13 @@ def test_external_resumes_from_newest_complete_checkpoint(
     assert layout != "verl" or (tmp_path / "checkpoints" / TRACKER).read_text() == "20"
 
 
+def test_external_folder_without_complete_checkpoint_is_set_aside(tmp_path: Path) -> None:
+    """open-instruct would fail on it in every attempt."""
+    write(tmp_path / "checkpoints", {"state/global_step4/x": ""})
+    assert start(tmp_path, ["python3", "-c", TELL], "external.layout=open_instruct", attempt=2).wait(60) == 0
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["state-incomplete-2"]
+
+
 @pytest.mark.parametrize("handler", ["SIG_DFL", "SIG_IGN", "lambda *_: sys.exit(0)"])
 def test_external_stop_ends_children(tmp_path: Path, handler: str) -> None:
     body = (

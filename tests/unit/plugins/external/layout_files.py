@@ -19,6 +19,10 @@ def whole(layout: str, step: int) -> Files:
             f"run/checkpoints/step_{step}/trainer/.metadata": "",
             f"run/checkpoints/step_{step}/orchestrator/progress.pt": "",
         },
+        "skyrl": {f"global_step_{step}/trainer_state.pt": "x", "latest_ckpt_global_step.txt": str(step)},
+        "slime": {f"iter_{step:07}/.metadata": "x", "latest_checkpointed_iteration.txt": str(step)},
+        "open_instruct": {f"state/global_step{step}/x": "", "state/latest": f"global_step{step}"},
+        "torchtitan": {f"checkpoint/step-{step}/.metadata": ""},
     }[layout]
 
 
@@ -32,6 +36,10 @@ def half(layout: str, step: int) -> Files:
         "trl": {f"checkpoint-{step}/model.safetensors": ""},
         "nemo_rl": {f"tmp_step_{step}/training_info.json": "{}"},
         "prime_rl": {f"run/checkpoints/step_{step}/trainer/.metadata": ""},
+        "skyrl": {f"global_step_{step}/policy/x": ""},
+        "slime": {f"iter_{step:07}/__0_0.distcp": ""},
+        "open_instruct": {f"state/global_step{step}/x": ""},
+        "torchtitan": {f"checkpoint/step-{step}/__0_0.distcp": ""},
     }[layout]
 
 

@@ -208,6 +208,9 @@ def test_newest_complete_checkpoint_is_chosen(layout: str, tmp_path: Path) -> No
         ("trl", lambda root: (root / "checkpoint-10/trainer_state.json").write_text('{"global'), 5),
         ("trl", lambda root: (root / "checkpoint-10/checkpoint-is-incomplete.txt").write_text("at step 10"), 5),
         ("prime_rl", lambda root: (root / "run/checkpoints/step_10/orchestrator/progress.pt").unlink(), 5),
+        ("skyrl", lambda root: (root / "latest_ckpt_global_step.txt").write_text(""), 10),
+        ("slime", lambda root: (root / "latest_checkpointed_iteration.txt").write_text("5"), 5),
+        ("torchtitan", lambda root: (root / "checkpoint/step-10/.metadata").unlink(), 5),
         ("steps", lambda root: (root / "step-11").write_text("no folder"), 10),
     ],
 )
