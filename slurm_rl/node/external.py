@@ -132,10 +132,10 @@ class ExternalTrainer:
 
     def _says_limit(self) -> bool:
         """Return whether the program's last output says that it ended early for the time limit."""
-        message = self._plan.external.limit_message if self._plan.external else None
-        if not message or not self._save_by:
+        message, path = self._plan.external and self._plan.external.limit_message, self._attempt.log("driver")
+        if not message or not self._save_by or not path.is_file():
             return False
-        with self._attempt.log("driver").open("rb") as log:
+        with path.open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
             return message.encode() in log.read()
 
