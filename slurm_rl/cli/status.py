@@ -165,6 +165,7 @@ def _describe_problems(run: RunDir, *, is_alive: bool) -> list[str]:
         reports = read_node_reports(run.attempt(numbers[-1]))
         lines += [f"silent  {text}" for text in describe_silent(reports, time.time())]
         lines += _describe_silent_controller(run)
+        lines += _describe_refused_successor(run)
     if run.remedy.is_file():
         remedy = read_json(run.remedy)
         lines.append(
@@ -172,6 +173,18 @@ def _describe_problems(run: RunDir, *, is_alive: bool) -> list[str]:
             f"since then policy.micro_batch_tokens={remedy['micro_batch_tokens']}"
         )
     return lines
+
+
+def _describe_refused_successor(run: RunDir) -> list[str]:
+    """Explain that the run will not continue after its job."""
+    kinds = ("successor/submitted", "successor/refused", "job/submitted")
+    events = [row for row in read_last_rows(run.events, END_BYTES) if row.get("kind") in kinds]
+    if not events or events[-1]["kind"] != "successor/refused":
+        return []
+    return [
+        f"limit   the run ends with job {events[-1]['job']}: this cluster does not restart jobs, and the node "
+        f"could not submit the next one ({events[-1]['cause']}); afterwards type resume"
+    ]
 
 
 def _describe_silent_controller(run: RunDir) -> list[str]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.config.user_files.load import load_function
 from slurm_rl.errors import RunDirError, SlurmRLError, UnknownJobError, WaitError
+from slurm_rl.launch.controller.attempts import EXIT_CONTINUES
 from slurm_rl.launch.controller.record import Job, RunState, load_job, read_end_state, record_job
 from slurm_rl.launch.protocol import Launcher, Submitted
 from slurm_rl.plan.job import JobPlan
@@ -41,7 +42,10 @@ def drive_run(run_dir: str) -> int:
     plan = JobPlan.from_json(read_json(run.plan))
     allocation = plan.launcher_entry.allocation
     assert allocation is not None, plan.launcher
-    return drive(run, plan, load_function(allocation)(run, plan))
+    code = drive(run, plan, load_function(allocation)(run, plan))
+    if code == EXIT_CONTINUES:
+        sys.exit(code)  # submitit would exit with 0, and a job that waits for this one would start
+    return code
 
 
 def submit_run(run: RunDir, plan: JobPlan) -> Submitted:

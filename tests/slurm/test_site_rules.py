@@ -45,23 +45,6 @@ def test_refusing_qos_is_reported_at_submission(strict_cluster: Cluster) -> None
     assert queue(strict_cluster) == ""
 
 
-def test_forbidden_requeue_names_next_command(cluster: Cluster, shared_dir: Path) -> None:
-    run = shared_dir / "run"
-    job = submit(cluster, run, make_light_python(shared_dir))
-    wait_for_step(run)
-    # Some sites do this to every job, for example with --no-requeue in a plugin.
-    cluster.run(["scontrol", "update", f"job={job}", "Requeue=0"])
-    cluster.run(["scancel", "--batch", "--signal=USR2", job])
-    end = wait_for_end(run)
-    assert end["state"] == "interrupted"
-    assert "presently disabled" in end["cause"]
-    assert end["cause"].endswith(f"Next: python -m slurm_rl resume {run}")
-    assert end["cause"] in cli(cluster, shared_dir, "status", str(run)).stdout
-    assert cli(cluster, shared_dir, "resume", str(run)).returncode == 0
-    wait_for_step(run, attempt=2)
-    finish(run)
-
-
 def test_login_node_without_scontrol_and_sacct_runs_job(accounting_cluster: Cluster) -> None:
     """Some sites offer only sbatch, squeue, scancel and sinfo on login nodes."""
     folder = make_shared_dir(accounting_cluster)

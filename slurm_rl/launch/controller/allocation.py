@@ -10,7 +10,7 @@
 
 import shlex
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from slurm_rl.launch.controller.attempts import AttemptEnd
@@ -50,6 +50,8 @@ class Allocation(Protocol):
     job: Mapping[str, str] | None = None
     """Content of job.json; None if that file is not on this machine."""
 
+    earlier: Sequence[str] = ()
+    """Keys of the jobs that this one follows, whose attempts count for it."""
     signals_limit: bool = False
     """True if the scheduler sends a signal `limits.checkpoint_lead_s` before the time limit."""
 
@@ -72,6 +74,18 @@ class Allocation(Protocol):
 
     def is_known_alive(self, holder: LockHolder) -> bool:
         """Return True if a scheduler reports that the job of `holder` runs; otherwise its heartbeat decides."""
+        return False
+
+    def adopt(self) -> str | None:
+        """Find `earlier`, with the run's lock; return the reason if this job must not run."""
+        return None
+
+    def secure(self) -> None:
+        """Prepare for the end of a job that its scheduler will not restart."""
+        return
+
+    def is_taken_back(self) -> bool:
+        """Return True if the scheduler sent the SIGTERM, for a preemption or a time limit."""
         return False
 
     def prepare(self, attempt: AttemptDir) -> dict[str, Any]:

@@ -25,6 +25,8 @@ StoppedBy = Literal["", "user", "scheduler"]
 
 _MAX_UNBEGUN = 6
 EXIT_FINISHED, EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 0, 1, 2, 130
+EXIT_CONTINUES = 75
+"""Exit code of a job whose run continues in another start or job, for jobs that wait for it."""
 EXIT_NOT_OURS = 76
 """Exit code of a controller that lost the run to another one; it stopped writing."""
 

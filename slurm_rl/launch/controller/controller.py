@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from slurm_rl.errors import LeaseError, RunDirError, SlurmRLError
 from slurm_rl.launch.controller.allocation import Allocation
 from slurm_rl.launch.controller.attempts import (
+    EXIT_CONTINUES,
     EXIT_FAILED,
     EXIT_FINISHED,
     EXIT_INTERRUPTED,
@@ -71,6 +72,7 @@ class Controller:
     def __init__(self, run: RunDir, plan: JobPlan, allocation: Allocation) -> None:
         self.run_dir, self.plan, self.allocation = run, plan, allocation
         self.job_key = allocation.job_key
+        self.superseded: str | None = None
         self.stopped_by: StoppedBy = ""
         self.stop_signal = ""
         """Name of the user's signal: SIGTERM of `cancel` and scancel, SIGINT of Ctrl-C."""
@@ -103,9 +105,10 @@ class Controller:
         run, allocation = self.run_dir, self.allocation
         lock = hold(run, allocation.holder(), allocation.is_known_alive, self.is_stopped)
         run.epoch, job = lock.epoch, allocation.job
+        self.superseded = allocation.adopt()
         # The submitting process writes it later, or never if it died; with two at once, it may have the other id.
-        if job and (not run.job.is_file() or read_json(run.job)["job_id"] != job["job_id"]):
-            write_json(run.job, job)
+        if job and not self.superseded and (not run.job.is_file() or read_json(run.job)["job_id"] != job["job_id"]):
+            write_json(run.job, {**job, "earlier": list(allocation.earlier)} if allocation.earlier else job)
         return lock
 
     def _once_there_is_room(self, work: Callable[[], T]) -> T:
@@ -122,7 +125,11 @@ class Controller:
 
     def _lead(self) -> int:
         """Run attempts until one settles the run."""
-        earlier = load_ends(self.run_dir, self.job_key)
+        if self.superseded:
+            log_to_stderr(f"nothing to do: {self.superseded}")
+            return EXIT_NOT_OURS
+        keys = {self.job_key, *self.allocation.earlier}
+        earlier = load_ends(self.run_dir, keys)
         if self.run_dir.end.is_file() and earlier and earlier[-1].outcome == "finished":
             # Finished in an earlier start: Slurm requeues a preempted job once more when it ends.
             return EXIT_FINISHED
@@ -130,18 +137,22 @@ class Controller:
         if self.plan.after is not None and not self.run_dir.attempt_numbers():
             require_finished(RunDir(self.plan.after))
         report_damage(self.run_dir)
-        for number in settle_killed_attempts(self.run_dir, self.job_key):
+        for number in settle_killed_attempts(self.run_dir, keys):
             hosts = self.allocation.find_lost(number)
             fields = {"hosts": hosts} if hosts else {}
             append_event(self.run_dir, "attempt/ended", attempt=number, outcome="lost", cause=KILLED, **fields)
-        ends = load_ends(self.run_dir, self.job_key)
+        ends = load_ends(self.run_dir, keys)
         decision: Decision = "fail" if stands_still(ends) else "retry"
+        if decision == "retry":
+            self.allocation.secure()
         while decision == "retry":
             attempt = self._once_there_is_room(self._begin_attempt)
             end = self._run_attempt(attempt)
-            ends = load_ends(self.run_dir, self.job_key)
+            ends = load_ends(self.run_dir, keys)
             # On a full disk the end was not written.
             ends += [] if attempt.end.is_file() else [end]
+            if self.stopped_by == "user" and self.allocation.is_taken_back():
+                self.stopped_by = "scheduler"
             decision = decide(
                 ends,
                 stopped_by=self.stopped_by,
@@ -276,7 +287,7 @@ class Controller:
         self.stopped_by = ""
         refusal = self.allocation.requeue(ends[-1], self.is_stopped)
         if refusal is None:
-            return EXIT_FINISHED
+            return EXIT_CONTINUES
         decision: Decision = "fail" if ends[-1].outcome == "failed" else "interrupt"
         return self._end(decision, ends, "; ".join(filter(None, [ends[-1].cause, refusal])))
 

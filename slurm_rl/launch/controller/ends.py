@@ -5,6 +5,7 @@ micro-batches, so smaller ones change the loss only by rounding.
 """
 
 import re
+from collections.abc import Collection
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -109,22 +110,22 @@ def newest_step(run: RunDir) -> int:
         return -1
 
 
-def load_ends(run: RunDir, job_key: str) -> list[AttemptEnd]:
-    """Return the ends of this job's attempts, also before a requeue, oldest first."""
+def load_ends(run: RunDir, job_keys: Collection[str]) -> list[AttemptEnd]:
+    """Return the ends of these jobs' attempts, also before a requeue, oldest first."""
     paths = [run.attempt(number).end for number in run.attempt_numbers()]
     ends = [AttemptEnd(**read_json(path)) for path in paths if path.is_file()]
-    return [end for end in ends if end.job_key == job_key]
+    return [end for end in ends if end.job_key in job_keys]
 
 
-def settle_killed_attempts(run: RunDir, job_key: str) -> list[int]:
+def settle_killed_attempts(run: RunDir, job_keys: Collection[str]) -> list[int]:
     """Record an end for attempts of killed controllers; return their numbers."""
     attempts = [run.attempt(number) for number in run.attempt_numbers()]
     open_ones = [attempt for attempt in attempts if attempt.start.is_file() and not attempt.end.is_file()]
-    killed = [attempt for attempt in open_ones if read_json(attempt.start)["job"] == job_key]
-    for attempt in killed:
+    killed = [(attempt, key) for attempt in open_ones if (key := read_json(attempt.start)["job"]) in job_keys]
+    for attempt, job_key in killed:
         end = AttemptEnd("lost", KILLED, saved_step=newest_step(run), job_key=job_key)
         write_json(attempt.end, asdict(end))
-    return [attempt.number for attempt in killed]
+    return [attempt.number for attempt, _ in killed]
 
 
 def remedy_memory(run: RunDir, plan: JobPlan, attempt: AttemptDir, end: AttemptEnd) -> AttemptEnd:

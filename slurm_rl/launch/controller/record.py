@@ -4,6 +4,7 @@ import contextlib
 import json
 import re
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,8 @@ class Job:
     """Host of the controller process, on a machine without a queue."""
     address: str | None = None
     """Address of the dashboard of an existing Ray cluster."""
+    earlier: Sequence[str] = ()
+    """Jobs whose attempts count for this one, which follows them; see launch/slurm/successor.py."""
 
     @property
     def has_queue(self) -> bool:

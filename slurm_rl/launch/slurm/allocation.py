@@ -17,12 +17,21 @@ from slurm_rl.launch.controller.allocation import Allocation, IsStopped, Nodes
 from slurm_rl.launch.controller.attempts import AttemptEnd
 from slurm_rl.launch.controller.ends import find_lost_nodes, find_task_errors
 from slurm_rl.launch.slurm.command_line import SlurmUnavailableError
-from slurm_rl.launch.slurm.commands import cancel, element_id, note_in_comment, query_hold, query_jobs, requeue
+from slurm_rl.launch.slurm.commands import (
+    cancel,
+    element_id,
+    find_by_script,
+    note_in_comment,
+    query_hold,
+    query_jobs,
+    requeue,
+)
 from slurm_rl.launch.slurm.exclude import exclude_at_requeue
 from slurm_rl.launch.slurm.hosts import Hosts
 from slurm_rl.launch.slurm.launcher import STOPPED
 from slurm_rl.launch.slurm.partitions import kill_wait_s, nodes_out_of_service
 from slurm_rl.launch.slurm.srun import clean_nodes, settle_silent_tasks, srun_argv, start_slurm_agents, start_slurm_copy
+from slurm_rl.launch.slurm.successor import LOST, Successor, follow, needs_successor, was_ended_by_slurm
 from slurm_rl.node.processes import start_child
 from slurm_rl.node.rendezvous import comes_true
 from slurm_rl.plan.job import NODE_VARIABLE, JobPlan
@@ -47,7 +56,7 @@ while sleep {check_s}; do
   job=$(scontrol show job {job}) || continue
   case "$job" in *" Restarts={restarts} "*) ;; *) exit 0;; esac
   # This ends the step as well.
-  scontrol requeue {job} || scancel {job}
+  scontrol requeue {job} || {{ scontrol update JobId={job} Comment="{lost}"; scancel {job}; }}
 done
 """
 
@@ -66,6 +75,7 @@ class SlurmAllocation(Allocation):
         self.hosts = Hosts(run, plan)
         self.chosen: list[str] = []
         self.guard = Guard(plan, self.job_id)
+        self.successor = Successor(run, plan, self.job_id)
 
     @property
     def has_nodes(self) -> bool:
@@ -81,6 +91,21 @@ class SlurmAllocation(Allocation):
         except SlurmRLError:
             return False  # Slurm does not answer; the heartbeat decides
         return found is not None and not found.state.is_ended
+
+    def adopt(self) -> str | None:
+        self.earlier, reason = follow(self.run_dir, self.job_id)
+        return reason
+
+    def secure(self) -> None:
+        with contextlib.suppress(SlurmRLError):
+            if needs_successor(self.job_id):
+                self.successor.ensure()
+
+    def is_taken_back(self) -> bool:
+        try:
+            return self.successor.job_id is not None and was_ended_by_slurm(self.job_id)
+        except SlurmRLError:
+            return False
 
     def prepare(self, attempt: AttemptDir) -> dict[str, Any]:
         self.chosen = []
@@ -137,15 +162,32 @@ class SlurmAllocation(Allocation):
         return [host for host in passed[-1]["nodes"] if host in down] if passed else []
 
     def requeue(self, end: AttemptEnd, is_ended: IsStopped) -> str | None:
+        if self.successor.job_id is not None:
+            self._hand_over()
+            return None
         # Before: Slurm may end this process while it asks.
         append_event(self.run_dir, "job/requeued", cause=end.cause, step=end.saved_step)
-        refusal = _requeue(self.run_dir, self.job_key, is_ended, self._plan_exclusion())
+        refusal = _requeue(self.run_dir, self.job_key, is_ended, self._plan_exclusion(self.job_id))
         if refusal is None:
             return None
+        self.successor.ensure()
+        if self.successor.job_id is not None:
+            self._hand_over()
+            return None
         command = f"python -m slurm_rl resume {shlex.quote(str(self.run_dir.path))}"
-        return f"Slurm did not requeue the job: {refusal}. Next: {command}"
+        refusals = f"{refusal}; nor accept a successor: {self.successor.refusal}"
+        return f"Slurm did not requeue the job: {refusals}. Next: {command}"
 
-    def _plan_exclusion(self) -> Callable[[], None]:
+    def _hand_over(self) -> None:
+        """Make the successor the job of the run."""
+        exclude = self._plan_exclusion(str(self.successor.job_id))
+        self.successor.take_over()
+        exclude()
+
+    def close(self, end: dict[str, Any]) -> None:
+        self.successor.withdraw()
+
+    def _plan_exclusion(self, job_id: str) -> Callable[[], None]:
         """Return the options that exclude bad nodes from the next start; chosen before the requeue, after which time is
         short."""
         within_s = max(1.0, kill_wait_s() - 2.0)
@@ -154,7 +196,7 @@ class SlurmAllocation(Allocation):
         except SlurmRLError as error:
             append_event(self.run_dir, "nodes/not_excluded", job=self.job_id, cause=str(error))
             return lambda: None
-        return lambda: exclude_at_requeue(self.run_dir, self.plan, self.job_id, found, within_s)
+        return lambda: exclude_at_requeue(self.run_dir, self.plan, job_id, found, within_s)
 
     def abandon(self, cause: str) -> None:
         """End the job by a signal without a handler: for SIGTERM and SIGKILL slurmstepd first writes a line into the
@@ -162,6 +204,7 @@ class SlurmAllocation(Allocation):
         comment, where `status` finds it."""
         note_in_comment(self.job_id, f"{OURS}{STOPPED}{cause}")
         cancel([self.job_id], signal="ALRM", steps=True)
+        cancel(find_by_script(str(self.successor.script)))
 
 
 def _requeue(run: RunDir, job_id: str, is_ended: IsStopped, exclude: Callable[[], None]) -> str | None:
@@ -201,7 +244,9 @@ def render_guard(host: str, job_id: str, restarts: int) -> str:
     Args:
         restarts: the script ends if the job has restarted since.
     """
-    return _SCRIPT.format(job=shlex.quote(job_id), host=shlex.quote(host), restarts=restarts, check_s=_CHECK_S)
+    return _SCRIPT.format(
+        job=shlex.quote(job_id), host=shlex.quote(host), restarts=restarts, check_s=_CHECK_S, lost=LOST
+    )
 
 
 class Guard:

@@ -142,6 +142,12 @@ def requeue(job_id: str, environ: Mapping[str, str] = os.environ) -> None:
     run_slurm(["scontrol", "requeue", element_id(job_id, environ)])
 
 
+def read_fields(kind: str, name: str) -> dict[str, str]:
+    """Return the one-word fields of `scontrol show <kind> <name>`; of a heterogeneous job, its first component's."""
+    shown = run_slurm(["scontrol", "show", kind, name])
+    return dict(reversed(re.findall(r"(\w+)=(\S*)", shown)))
+
+
 def excluded_nodes(job_id: str) -> list[str]:
     """Return the job's ExcNodeList."""
     shown = run_slurm(["scontrol", "show", "job", job_id])
@@ -171,11 +177,25 @@ def note_in_comment(job_id: str | None, text: str) -> None:
 
 def find_by_script(path: str) -> dict[str, JobState]:
     """Return id and state of the caller's jobs that have not ended, with a batch script at or below `path`."""
+    return {job_id: state for job_id, state, script in list_scripts() if f"{script}/".startswith(f"{path}/")}
+
+
+def wait_for_either(job_id: str, other_id: str) -> None:
+    """Let the caller's jobs that wait for the success of `job_id` start after that of `other_id`, too."""
+    for line in run_slurm(["squeue", "-h", "--me", "-t", "PD", "-o", "%i|%E"]).splitlines():
+        waiting, _, condition = line.partition("|")
+        # Slurm cannot combine "any of" with "all of" (a comma).
+        if f"afterok:{job_id}(" in condition and "," not in condition:
+            either = f"Dependency=afterok:{job_id}?afterok:{other_id}"
+            run_slurm(["scontrol", "update", f"JobId={waiting}", either])
+
+
+def list_scripts() -> list[tuple[str, JobState, str]]:
+    """Return id, state and batch script of the caller's jobs that have not ended."""
     # The script comes last, since its name may contain any character but a line break.
     rows = (line.split("|", 2) for line in run_slurm(["squeue", "-h", "-r", "--me", "-o", "%i|%T|%o"]).splitlines())
-    ours = (row for row in rows if len(row) == 3 and f"{row[2]}/".startswith(f"{path}/"))
-    jobs = {row[0].removesuffix("+0"): parse_state(row[1]) for row in ours}
-    return {job_id: state for job_id, state in jobs.items() if "+" not in job_id and not state.is_ended}
+    jobs = [(row[0].removesuffix("+0"), parse_state(row[1]), row[2]) for row in rows if len(row) == 3]
+    return [job for job in jobs if "+" not in job[0] and not job[1].is_ended]
 
 
 def element_id(job_id: str, environ: Mapping[str, str]) -> str:

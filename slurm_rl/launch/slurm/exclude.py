@@ -7,12 +7,14 @@ Slurm refuses to change ExcNodeList of a running job. Right after `scontrol requ
 accepts the change, and keeps it over further requeues and restarts of slurmctld.
 """
 
+import contextlib
 from dataclasses import replace
+from pathlib import Path
 
 from slurm_rl.errors import SlurmRLError
 from slurm_rl.launch.controller.record import has_finished, load_job
 from slurm_rl.launch.hooks import Exclusion, open_node_checks
-from slurm_rl.launch.slurm.commands import exclude_nodes, excluded_nodes
+from slurm_rl.launch.slurm.commands import exclude_nodes, excluded_nodes, find_by_script
 from slurm_rl.node.rank_discovery import expand_hosts
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.sbatch import SbatchOptions
@@ -53,11 +55,21 @@ def exclude_at_requeue(run: RunDir, plan: JobPlan, job_id: str, found: Exclusion
         append_event(run, "nodes/excluded", job=job_id, nodes=found.names)
 
 
+def script_after(run: RunDir, job_id: str) -> Path:
+    """Return the batch script of the job that follows this one; see successor.py."""
+    return run.submitit / f"after-{job_id}.sh"
+
+
 def with_dependency(options: SbatchOptions, after: str | None) -> SbatchOptions:
     """Return sbatch's options with a dependency on the run that must finish first; the user's own one stays."""
     before = None if after is None else RunDir(after)
     job = None if before is None or has_finished(before) else load_job(before)
     if job is None or not job.has_queue:
         return options  # the controller looks at the run directory, too
-    asked = [str(options["dependency"])] if "dependency" in options else []
-    return {**options, "dependency": ",".join([*asked, f"afterok:{job.job_id}"]), "kill-on-invalid-dep": "yes"}
+    if "dependency" in options:
+        return {**options, "dependency": f"{options['dependency']},afterok:{job.job_id}", "kill-on-invalid-dep": "yes"}
+    jobs = [job.job_id]
+    with contextlib.suppress(SlurmRLError):  # `?`: any of them
+        jobs += find_by_script(str(script_after(job.run, job.job_id)))
+    either = "?".join(f"afterok:{job_id}" for job_id in jobs)
+    return {**options, "dependency": either, "kill-on-invalid-dep": "yes"}

@@ -3,6 +3,7 @@
 import contextlib
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from slurm_rl.errors import SlurmRLError
 from slurm_rl.launch.controller.agents import OURS, explain, last_words
@@ -21,7 +22,7 @@ from slurm_rl.launch.protocol import Launcher, Submitted, load_entry
 from slurm_rl.launch.slurm import commands
 from slurm_rl.launch.slurm.admission import check_admission
 from slurm_rl.launch.slurm.commands import JobInfo
-from slurm_rl.launch.slurm.exclude import exclude_at_submit
+from slurm_rl.launch.slurm.exclude import exclude_at_submit, script_after
 from slurm_rl.launch.slurm.shared_paths import warn_of_local_paths
 from slurm_rl.launch.slurm.states import JobState
 from slurm_rl.plan.container import Wrapped
@@ -68,6 +69,10 @@ class SlurmLauncher(Launcher):
         except SlurmRLError as error:
             # The run directory may have a state, also on a machine without Slurm.
             return [RunState("unknown", str(error), error=error) for _ in jobs]
+        gone = [job for job in jobs if not job.run.end.is_file() and _has_ended(known.get(job.job_id))]
+        if successors := _find_successors(gone):
+            known |= commands.query_jobs(successors.values())
+            jobs = [replace(job, job_id=successors.get(job.job_id, job.job_id)) for job in jobs]
         return [_read_state(job, known.get(job.job_id)) for job in jobs]
 
     def is_alive(self, job: Job) -> bool:
@@ -88,6 +93,16 @@ class SlurmLauncher(Launcher):
 
     def cancel(self, jobs: Sequence[Job]) -> int:
         found = commands.query_jobs(job.job_id for job in jobs)
+        successors = _find_successors(jobs)
+        # First, or they would start. The job of a run may have ended while its successor waits.
+        commands.cancel(successors.values())
+        _record_cancelled(
+            {
+                successors[job.job_id]: job.run
+                for job in jobs
+                if job.job_id in successors and _has_ended(found.get(job.job_id))
+            }
+        )
         alive = [job for job in jobs if job.job_id in found and not found[job.job_id].state.is_ended]
         running = [job.job_id for job in alive if found[job.job_id].state == JobState.RUNNING]
         waiting = {job.job_id: job.run for job in alive if job.job_id not in running}
@@ -96,7 +111,7 @@ class SlurmLauncher(Launcher):
         # Signal only the controllers: they save first, for which KillWait of a plain scancel may be too short.
         commands.cancel(render_ids(running), signal="TERM")
         _record_cancelled(waiting)
-        return len(alive)
+        return len({job.job_id for job in alive} | successors.keys())
 
     def build_probe(self, plan: JobPlan, wrapped: Wrapped, timeout_s: float, *, num_nodes: int = 1) -> list[str]:
         # With several node groups the first one, which has the head.
@@ -105,6 +120,19 @@ class SlurmLauncher(Launcher):
         srun = ["srun", f"--nodes={num_nodes}", f"--ntasks={num_nodes}", "--ntasks-per-node=1", "--mpi=none"]
         srun += ["--job-name=slurm_rl-check", f"--time={minutes}"]
         return [*srun, *sbatch_argv(chosen), *wrapped.srun_args, *with_host_setup(plan, wrapped.argv)]
+
+
+def _has_ended(found: JobInfo | None) -> bool:
+    return found is None or found.state.is_ended
+
+
+def _find_successors(jobs: Sequence[Job]) -> dict[str, str]:
+    """Return the successors in the queue, by the jobs that they follow."""
+    if not jobs:
+        return {}
+    by_script = {script: job_id for job_id, _, script in commands.list_scripts()}
+    found = {job.job_id: by_script.get(str(script_after(job.run, job.job_id))) for job in jobs}
+    return {job_id: successor for job_id, successor in found.items() if successor}
 
 
 def _read_state(job: Job, found: JobInfo | None) -> RunState:

@@ -213,6 +213,20 @@ def parse_version(text: str) -> Version | None:
     return (int(found[1]), int(found[2])) if found else None
 
 
+def preempt_mode(partition: str, qos: str) -> str:
+    """Return Slurm's PreemptMode for jobs of this partition and QOS; empty if nothing preempts."""
+    config = _config()
+    mode, kind = config.get("PreemptMode", ""), config.get("PreemptType", "")
+    if kind == "preempt/partition_prio":
+        shown = run_slurm(["scontrol", "show", "partition", partition])
+        found = re.search(r"\bPreemptMode=(\S+)", shown)
+        return found[1] if found else mode
+    if kind == "preempt/qos":
+        shown = execute_slurm(["sacctmgr", "-n", "-P", "show", "qos", qos, "format=PreemptMode"]).stdout.strip()
+        return mode if shown.lower() in ("", "cluster") else shown.upper()
+    return ""
+
+
 def _config() -> dict[str, str]:
     return parse_settings(run_slurm(["scontrol", "show", "config"]))
 

@@ -51,6 +51,8 @@ def render_slurm_conf(root: Path, slot: Slot, shape: Shape, settings: Mapping[st
     everywhere = "Nodes=ALL State=UP MaxTime=INFINITE"
     lines.append(f"PartitionName=main {everywhere} Default=YES PriorityTier=1 GraceTime=10")
     lines.append(f"PartitionName=high {everywhere} PriorityTier=10 PreemptMode=OFF")
+    # Preemption cancels the jobs of this one.
+    lines.append(f"PartitionName=cancelled {everywhere} PriorityTier=1 GraceTime=10 PreemptMode=CANCEL")
     return "\n".join(lines) + "\n"
 
 

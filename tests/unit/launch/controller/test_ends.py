@@ -79,9 +79,9 @@ def test_attempts_of_killed_controller_get_end(tmp_path: Path) -> None:
         write_json(make_attempt(tmp_path, number, "srun: error: Node failure on n7\n").start, {"job": job})
     (run.checkpoints / "step-12").mkdir(parents=True)
     assert find_lost_nodes(run.attempt(2)) == ["n7"]
-    assert settle_killed_attempts(run, "8") == [2]
-    assert settle_killed_attempts(run, "8") == []
-    assert [(end.outcome, end.saved_step) for end in load_ends(run, "8")] == [("lost", 12)]
+    assert settle_killed_attempts(run, {"8"}) == [2]
+    assert settle_killed_attempts(run, {"8"}) == []
+    assert [(end.outcome, end.saved_step) for end in load_ends(run, {"8"})] == [("lost", 12)]
 
 
 def ends(*rows: tuple[Any, int]) -> list[AttemptEnd]:

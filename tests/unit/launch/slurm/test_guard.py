@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from slurm_rl.launch.slurm.allocation import render_guard
+from slurm_rl.launch.slurm.successor import LOST
 
 # squeue prints the file `nodes`; other commands are recorded in `commands`.
 SLURM = """
@@ -29,7 +30,13 @@ sleep() { rounds=$((${rounds:-0} + 1)); [ $rounds -le $ROUNDS ]; }
         ("", 3, 0, 1, []),  # slurmctld does not answer
         ("n11,n2", 1, 0, 1, ["scontrol requeue 7"]),
         ("n2", 3, 0, 2, []),  # Slurm has restarted the job
-        ("n2", 1, 1, 1, ["scontrol requeue 7", "scancel 7"]),  # requeues are forbidden
+        (
+            "n2",
+            1,
+            1,
+            1,
+            ["scontrol requeue 7", f"scontrol update JobId=7 Comment={LOST}", "scancel 7"],
+        ),  # requeues are forbidden
     ],
 )
 def test_guard_requeues_job_without_controller_node(
