@@ -15,6 +15,7 @@ from slurm_rl.launch.jobs import cancel_by_number, cancel_runs, cancel_unseen, i
 from slurm_rl.launch.runs.find import read_recent
 from slurm_rl.launch.runs.pipeline import find_stages
 from slurm_rl.launch.sweep.ledger import SweepDir, runs_of
+from slurm_rl.run_dir.eval_sets import list_evals
 from slurm_rl.run_dir.fs_probe import ANSWER_S, LOST_S, run_in_child
 from slurm_rl.run_dir.run_dir import RunDir
 
@@ -49,6 +50,8 @@ def _cancel(rest: Sequence[str]) -> int:
         return 0
     directory = open_target(path)
     note(f"{_SAVES if cancel_runs([directory]) else 'not running'}: {directory.path}")
+    if number := cancel_runs(list_evals(directory).values()):
+        note(f"cancelled {number} evaluations of its checkpoints")
     return 0
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from slurm_rl.cli.progress import Progress
 from slurm_rl.cli.table import format_age
 from slurm_rl.run_dir.divergence import find_divergence
-from slurm_rl.run_dir.eval_sets import describe_result, read_results
+from slurm_rl.run_dir.eval_sets import describe_result, read_eval_rows, read_results
 from slurm_rl.run_dir.event_text import find_rows
 from slurm_rl.run_dir.jsonl import Row, read_first_rows, read_last_rows, read_rows
 from slurm_rl.run_dir.run_dir import RunDir
@@ -47,7 +47,7 @@ def describe_phase(run: RunDir, now: float) -> str:
 
 def describe_results(run: RunDir) -> Iterator[str]:
     """Yield the newest evaluation, the newest result of each set, and warnings; nothing before an evaluation."""
-    rows = read_ends(run)
+    rows = [*read_ends(run), *read_eval_rows(run)]
     if newest := next((row for row in reversed(rows) if _HELD_OUT.keys() & row.keys()), None):
         numbers = ", ".join(f"{name} {newest[key]:.3f}" for key, name in _HELD_OUT.items() if key in newest)
         yield f"eval    held out: {numbers} (step {newest['step']})"

@@ -23,6 +23,7 @@ from slurm_rl.launch.jobs import count_states, read_far_log, read_states
 from slurm_rl.launch.runs.pipeline import find_stages
 from slurm_rl.launch.sweep.ledger import SweepDir
 from slurm_rl.node.hang_monitor import describe_silent, read_node_reports
+from slurm_rl.run_dir.eval_sets import list_evals
 from slurm_rl.run_dir.event_text import format_seconds
 from slurm_rl.run_dir.jsonl import read_last_rows
 from slurm_rl.run_dir.run_dir import RunDir, read_json
@@ -137,6 +138,7 @@ def render_status(run: RunDir) -> str:
     if last:
         lines += _describe_row(last, read_num_steps(run), is_alive=state.is_alive, now=time.time())
     lines += describe_results(run)
+    lines += _describe_evals(run)
     lines += _describe_problems(run, is_alive=state.is_alive)
     if gpu_time := load_function(GPU_TIME)(run):
         lines.append(f"time    {gpu_time}")
@@ -145,6 +147,17 @@ def render_status(run: RunDir) -> str:
     if not state.is_alive and state.word not in ("finished", "unknown"):
         lines.append(f"resume  python -m slurm_rl resume {shlex.quote(str(run.path))}")
     return "\n".join(lines)
+
+
+def _describe_evals(run: RunDir) -> list[str]:
+    """Return the states of the jobs of eval.on_checkpoint, and each that failed."""
+    evals = list_evals(run)
+    if not evals:
+        return []
+    states = dict(zip(evals, read_states([*evals.values()]), strict=True))
+    bad = {step: state for step, state in states.items() if not state.is_alive and state.word != "finished"}
+    lines = [f"evals   {count_states(states.values())}"]
+    return [*lines, *(f"eval    step {step} {state}; {evals[step].path}" for step, state in bad.items())]
 
 
 def _describe_lead(run: RunDir) -> list[str]:

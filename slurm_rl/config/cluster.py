@@ -179,6 +179,9 @@ class ClusterConfig(Section):
     python3 in a container."""
     network_interface: OneLine | None = None
     """Network interface of NCCL, RCCL and Gloo; null: chosen by them."""
+    internet: bool = True
+    """Whether the nodes reach the internet. false: models, tokenizers and data must be local files (`prepare`, or the
+    hub's cache), and the job sets HF_HUB_OFFLINE=1."""
     setup: list[Text] = Field(default=[])
     """Shell lines on the host of each node before any process starts, such as module load; a failing line ends the
     attempt. They do not select the Python (see cluster.python). With pyxis they run only in the batch script, whose

@@ -73,6 +73,19 @@ class JobConfig(Section):
         return None if self.time_limit is None else parse_minutes(self.time_limit)
 
 
+class EvalJobConfig(Section):
+    """Job of one evaluation with eval.on_checkpoint; other settings are those of the run."""
+
+    partition: OneLine | None = None
+    """--partition; null: cluster.slurm.partition."""
+    time_limit: Annotated[OneLine, checked_by(parse_minutes)] | None = None
+    """Time limit in Slurm's forms; null: job.time_limit."""
+    num_nodes: PositiveInt = 1
+    """Nodes."""
+    gpus_per_node: NonNegativeInt | None = None
+    """GPUs per node; null: cluster.gpus_per_node."""
+
+
 class RayConfig(Section):
     """The Ray cluster of the run."""
 

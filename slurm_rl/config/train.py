@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from slurm_rl.config.engine_args import check_not_ours
+from slurm_rl.config.job import EvalJobConfig
 from slurm_rl.config.paths import check_url
 from slurm_rl.config.rows import EvalSetConfig, SetName
 from slurm_rl.config.section import (
@@ -258,6 +259,11 @@ class EvalConfig(Section):
     """Completions per held-out prompt; accuracy/sampled is their mean (mean@k), and above 1 pass@k is logged."""
     only: bool = False
     """Evaluate `sets` once with the unchanged model, on engines only, without training; set by the verb `eval`."""
+    on_checkpoint: bool = False
+    """Evaluate `sets` on each saved checkpoint, in a Slurm job of its own (eval.job), and not in the run; the results
+    are in the run's metrics, status and report at the checkpoint's step."""
+    job: EvalJobConfig = EvalJobConfig()
+    """Options of these jobs."""
     sets: dict[SetName, EvalSetConfig] = Field(default={})
     """Additional evaluation sets, by name: +eval.sets.aime.data=aime.jsonl; columns that a set leaves out are inherited
     from data."""

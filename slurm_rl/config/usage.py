@@ -13,7 +13,9 @@ READERS: Final[dict[str, tuple[str, ...]]] = {
     # Filled in for every task; the root of verl's files; where MaxText's export keeps its own checkpoints.
     **dict.fromkeys(("model.dtype", "data.root", "checkpoint.upload_url"), (*OUR_TASKS, *EXTERNAL_TASKS)),
     **dict.fromkeys(("data.sources", "data.curriculum", "data.info_keys", "data.system"), ("grpo",)),
-    **dict.fromkeys(("eval.greedy", "eval.sets", "eval.only", "eval.num_samples"), ("grpo",)),
+    **dict.fromkeys(
+        ("eval.greedy", "eval.sets", "eval.only", "eval.num_samples", "eval.on_checkpoint", "eval.job"), ("grpo",)
+    ),
     **dict.fromkeys(("policy.prefix_sharing", "logging.samples_per_step"), ("grpo",)),
     **dict.fromkeys(("data.chosen_key", "data.rejected_key"), ("rm", "dpo")),
     "data.messages_key": ("sft",),

@@ -133,15 +133,37 @@ def with_absolute_files(config: RunConfig) -> RunConfig:
     """Return the config with absolute paths of local files, so that later commands may start in any folder."""
     for key, spec in named_functions(config).items():
         config = _replace(config, key.split("."), resolve_spec(spec))
-    own = [f"{prefix}{path}" for prefix in _own_sections(config) for path in _OWN_PATHS]
-    for key in (*_PATHS, *own):
-        path = reduce(_below, key.split("."), config)
+    for key, path in named_paths(config).items():
         # A path that does not exist here is a name of the hub, or is reported later.
-        if isinstance(path, str) and path not in ("", "addition") and Path(path).exists():
-            config = _replace(config, key.split("."), str(Path(path).absolute()))
+        found = Path(path).absolute() if Path(path).exists() else _find_model(config, key, path)
+        if found is not None:
+            config = _replace(config, key.split("."), str(found))
     for key, program in _programs(config).items():
         config = _replace(config, key.split("."), tuple(map(_absolute_word, program)))
     return config
+
+
+def named_paths(config: RunConfig) -> dict[str, str]:
+    """Return files, folders and hub names of models and data by their keys."""
+    own = [f"{prefix}{path}" for prefix in _own_sections(config) for path in _OWN_PATHS]
+    found: dict[str, Any] = {key: reduce(_below, key.split("."), config) for key in (*_PATHS, *own)}
+    return {key: path for key, path in found.items() if isinstance(path, str) and path not in ("", "addition")}
+
+
+def is_model(key: str) -> bool:
+    """Return whether this key of `named_paths` names a model, not data."""
+    return not key.endswith((".train", ".eval", ".data"))
+
+
+def _find_model(config: RunConfig, key: str, path: str) -> Path | None:
+    """Return the local folder of a model that is named as on the hub."""
+    if config.external is not None or not is_model(key):
+        return None
+    from slurm_rl.config.hub_names import find_folder, is_hub_name
+
+    if not is_hub_name(path):
+        return None
+    return find_folder(path, config.data.root, use_cache=not config.cluster.internet)
 
 
 def _absolute_word(word: str) -> str:

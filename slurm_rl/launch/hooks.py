@@ -14,6 +14,7 @@ from slurm_rl.config.user_files.load import load_function
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from slurm_rl.config.run import RunConfig
     from slurm_rl.plan.job import JobPlan
     from slurm_rl.run_dir.run_dir import AttemptDir, RunDir
     from slurm_rl.run_dir.save_times import Measured
@@ -54,6 +55,25 @@ class NodeChecks(Protocol):
 def open_node_checks(run: RunDir, plan: JobPlan) -> NodeChecks:
     """Return the checks of the run's nodes."""
     return cast("NodeChecks", load_function("slurm_rl.plugins.health.memory:HealthChecks")(run, plan))
+
+
+class CheckpointEvals(Protocol):
+    """Evaluation jobs of the checkpoints of a run."""
+
+    def look(self) -> None:
+        """Submit those of new checkpoints in a child process. Cheap."""
+
+    def finish(self) -> None:
+        """Submit that of the last checkpoint."""
+
+
+def open_checkpoint_evals(run: RunDir) -> CheckpointEvals:
+    return cast("CheckpointEvals", load_function("slurm_rl.plugins.evals.submit:EvalSubmitter")(run))
+
+
+def check_checkpoint_evals(config: RunConfig, run: RunDir) -> None:
+    """Raise ConfigError if an evaluation job of this run is not possible."""
+    load_function("slurm_rl.plugins.evals.check:check_eval_job")(config, run)
 
 
 def learn_save_times(run: RunDir) -> Measured:

@@ -1,9 +1,10 @@
 """Environment variables of a run, each with its reason.
 
 The variables are rows of accelerator.csv. `when` selects a row for an accelerator (torch.distributed and RCCL also read
-NCCL's names), for Ray (`ray`, and `burst` on many nodes), or with job.debug=true (`debug`, `debug-gpu`, and
-`distributed` or `legacy`, the debugger). The defaults are safe on every cluster; settings of the fabric (interfaces,
-device lists, protocols) are left to the user. `plan` prints the rows, and cluster.env changes or removes any.
+NCCL's names), for Ray (`ray`, and `burst` on many nodes), in containers (`container-all`, `container-gpu`), without
+internet (`offline`), or with job.debug=true (`debug`, `debug-gpu`, and `distributed` or `legacy`, the debugger). The
+defaults are safe on every cluster; settings of the fabric (interfaces, device lists, protocols) are left to the user.
+`plan` prints the rows, and cluster.env changes or removes any.
 
     >>> [var.name for var in accelerator_env("cpu")][:2]
     ['TORCHDYNAMO_DISABLE', 'VLLM_ENABLE_V1_MULTIPROCESSING']
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -96,6 +97,12 @@ def ray_env(num_nodes: int) -> list[EnvVar]:
     return _rows_of("ray", "burst") + threads
 
 
+def cache_env(kind: AcceleratorKind, run_dir: str) -> list[EnvVar]:
+    """Return the variables that move caches out of a container's home, which may be missing or read-only."""
+    rows = _rows_of("container-all", *(["container-gpu"] if kind != "cpu" else []))
+    return [replace(row, value=row.value.format(run_dir=run_dir)) for row in rows]
+
+
 def merge_env(base: Iterable[EnvVar], overrides: Mapping[str, str | None]) -> list[EnvVar]:
     """Return the variables with the user's overrides, sorted by name; None removes a variable."""
     merged = {var.name: var for var in base}
@@ -130,6 +137,8 @@ def _list_defaults(config: RunConfig, run_dir: str) -> list[EnvVar]:
     table = [
         *accelerator_env(cluster.accelerator, network_interface=cluster.network_interface, trace_dir=run_dir),
         *ray_env(cluster.num_nodes),
+        *(cache_env(cluster.accelerator, run_dir) if config.container.image is not None else ()),
+        *(() if cluster.internet else _rows_of("offline")),
         *(debug_env(cluster.accelerator, config.job.debugger, run_dir) if config.job.debug else ()),
     ]
     if config.under_torchrun:

@@ -89,6 +89,7 @@ def build_plan(config: RunConfig, run_dir: str, facts: SubmitFacts) -> JobPlan:
         expected=expected_for(config, cluster.accelerator),
         address=cluster.address,
         after=config.job.depends_on,
+        evaluates_checkpoints=config.eval.on_checkpoint,
     )
 
 

@@ -170,6 +170,8 @@ class JobPlan:
     """Node checks before an attempt."""
     after: str | None = None
     """Directory of a run that must finish before this one starts."""
+    evaluates_checkpoints: bool = False
+    """Submit an evaluation job per checkpoint."""
 
     @property
     def launcher_entry(self) -> LauncherEntry:

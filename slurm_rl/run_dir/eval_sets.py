@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from slurm_rl.run_dir.jsonl import Row
+from slurm_rl.run_dir.jsonl import Row, read_rows
+from slurm_rl.run_dir.run_dir import RunDir
 
 SetResult = dict[str, float]
 """`step` and the values of one set at that step, by key: `avg@4`, `avg@4_error`, `pass@2`, `failed`, ..."""
@@ -21,6 +22,23 @@ def read_results(rows: Iterable[Row]) -> dict[str, list[SetResult]]:
         for name, result in of_row.items():
             found.setdefault(name, []).append(result)
     return found
+
+
+def list_evals(run: RunDir) -> dict[int, RunDir]:
+    """Return the evaluations of eval.on_checkpoint by the step of their checkpoint, ascending."""
+    found = {int(path.name.removeprefix("step-")): RunDir(path) for path in run.evals.glob("step-*[0-9]")}
+    return dict(sorted(found.items()))
+
+
+def read_eval_rows(run: RunDir) -> list[Row]:
+    """Return the rows of these evaluations, at the steps of the checkpoints."""
+    return [{**row, "step": step} for step, one in list_evals(run).items() for row in read_rows(one.metrics)]
+
+
+def read_metrics(run: RunDir) -> list[Row]:
+    """Return the rows of metrics.jsonl and of the evaluations of its checkpoints."""
+    rows, own = read_rows(run.metrics), read_eval_rows(run)
+    return sorted([*rows, *own], key=lambda row: row["step"]) if own else rows
 
 
 def find_average(result: Mapping[str, float]) -> str | None:

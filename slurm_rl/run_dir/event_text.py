@@ -14,6 +14,8 @@ PHRASES: dict[str, str] = {  # in the order of a run
     "job/submitted": "job submitted",
     "job/requeued": "job requeued",
     "job/requeue_refused": "Slurm refused to requeue the job",
+    "eval/submitted": "evaluation of a checkpoint submitted",
+    "eval/not_submitted": "evaluation of a checkpoint not submitted",
     "successor/submitted": "job that continues after this one submitted",
     "successor/refused": "no job could be submitted that continues after this one",
     "successor/takes_over": "the next job continues the run",

@@ -21,7 +21,9 @@ new one, never a part. Standard library only: the node agent imports it.
       nodes.jsonl                   evidence against nodes: see plugins/health/evidence.py
       journal/                      turns of episodes in progress; see rollout/turn_log.py
       samples.jsonl                 a few completions of each logged step, for the report
+      evals/step-<k>/               run directories of eval.on_checkpoint; see plugins/evals
       checkpoints/step-<k>/         see models/checkpoint/store.py
+      cache/                        compiled kernels and downloads of runs in containers
       tensorboard/ export/          curves; the trained model in Hugging Face format
       summary.json report.html      results
       .reserve                      reserved space for the outcome, if the disk is full
@@ -80,6 +82,10 @@ class RunDir:
         self.samples = self.path / "samples.jsonl"
         self.nodes = self.path / "nodes.jsonl"
         self.checkpoints = self.path / "checkpoints"
+        self.evals = self.path / "evals"
+        """Run directories `step-<k>` of eval.on_checkpoint."""
+        self.evaluated = self.path / "checkpoint"
+        """In such a directory: links to the policy's files, until they are converted into `model`."""
         self.rollouts = self.path / "rollouts"
         self.journal = self.path / "journal"
         self.tensorboard = self.path / "tensorboard"

@@ -9,13 +9,14 @@ from typing import Final
 from slurm_rl.config.rules.cluster import cluster_problems, node_group_problems, slurm_problems
 from slurm_rl.config.rules.episodes import part_problems
 from slurm_rl.config.rules.sampling import correction_problems, sampling_problems
-from slurm_rl.config.rules.task import critic_problems, missing_keys, task_problems, unused_keys
+from slurm_rl.config.rules.task import critic_problems, eval_job_problems, missing_keys, task_problems, unused_keys
 from slurm_rl.config.run import RunConfig
 
 Rule = Callable[[RunConfig], Iterator[str]]
 RULES: Final[tuple[Rule, ...]] = (
     task_problems,
     critic_problems,
+    eval_job_problems,
     sampling_problems,
     part_problems,
     node_group_problems,

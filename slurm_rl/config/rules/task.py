@@ -36,6 +36,23 @@ def task_problems(config: RunConfig) -> Iterator[str]:
         )
 
 
+def eval_job_problems(config: RunConfig) -> Iterator[str]:
+    """Check that evaluation jobs have rows and a queue."""
+    on_checkpoint, launcher = config.eval.on_checkpoint, config.cluster.launcher
+    if not on_checkpoint and config.eval.job != type(config.eval.job)():
+        yield f"eval.job is for eval.on_checkpoint=true; got {on_checkpoint}. Next: leave it out, or set both"
+    if on_checkpoint and (config.eval.only or not config.eval.sets):
+        yield (
+            f"eval.on_checkpoint evaluates the eval.sets of a training run; got eval.only={config.eval.only} and "
+            f"{len(config.eval.sets)} sets. Next: +eval.sets.mine.data=my.jsonl"
+        )
+    if on_checkpoint and not config.cluster.launcher_entry.is_queue:
+        yield (
+            f"eval.on_checkpoint submits jobs, so it needs a queue; got cluster.launcher={launcher}. "
+            "Next: cluster.launcher=slurm, or eval.interval, which evaluates in the run"
+        )
+
+
 def critic_problems(config: RunConfig) -> Iterator[str]:
     """Check keys of a critic, and refuse them if the run trains none."""
     if config.algorithm.needs_values and config.critic.warmup_steps >= config.trainer.num_steps:

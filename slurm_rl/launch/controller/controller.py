@@ -254,6 +254,7 @@ class Controller:
         end = read_end(attempt, status, asked=self.is_stopped())
         if end.at_limit:
             self.stopped_by = self.stopped_by or "scheduler"
+        watch.finish(end)
         return end
 
     # ---- the end of the job --------------------------------------------------------------------

@@ -43,6 +43,9 @@ def _write(run: RunDir) -> None:
         return
     try:
         write_report(run)
+        # The run may have ended before the evaluation of its checkpoint.
+        if run.path.parent.name == run.evals.name and (trained := RunDir(run.path.parents[1])).end.is_file():
+            write_report(trained)
     except Exception as error:  # the outcome of the run stays
         cause = f"{type(error).__name__}: {error}"
         append_event(run, "report/failed", cause=cause)

@@ -10,8 +10,9 @@ import time
 from dataclasses import asdict
 
 from slurm_rl.launch.controller.allocation import Allocation, Nodes
+from slurm_rl.launch.controller.attempts import AttemptEnd
 from slurm_rl.launch.controller.ends import find_task_errors, read_record
-from slurm_rl.launch.hooks import learn_save_times
+from slurm_rl.launch.hooks import learn_save_times, open_checkpoint_evals
 from slurm_rl.node.rendezvous import comes_true
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event, write_json
@@ -35,9 +36,12 @@ class AttemptWatch:
         self.late_at = time.monotonic() + plan.limits.start_timeout_s
         self.is_late = False
         """True if agents missed the start deadline and the attempt was ended."""
+        self.evals = open_checkpoint_evals(run) if plan.evaluates_checkpoints else None
 
     def look(self, *, is_stopped: bool) -> None:
         self._look_for_dead_nodes()
+        if self.evals is not None and not is_stopped:
+            self.evals.look()
         if is_stopped and not self.forwarded:
             self._forward_stop()
         elif time.monotonic() > self.late_at:
@@ -45,6 +49,11 @@ class AttemptWatch:
             if not self._agents_listen():
                 self.is_late = True
                 self.nodes.terminate()
+
+    def finish(self, end: AttemptEnd) -> None:
+        """Let the last checkpoint of a finished run be evaluated."""
+        if self.evals is not None and end.outcome == "finished":
+            self.evals.finish()
 
     def _forward_stop(self) -> None:
         """Send SIGUSR2 to the agents: the head's trainer saves, the others stay until it has."""

@@ -13,6 +13,7 @@ from slurm_rl.config.user_parts import check_function, named_functions
 from slurm_rl.errors import ConfigError, MissingLibraryError, RunDirError, SlurmRLError
 from slurm_rl.launch.controller.create import check_is_free
 from slurm_rl.launch.controller.record import has_finished, not_finished
+from slurm_rl.launch.hooks import check_checkpoint_evals
 from slurm_rl.launch.jobs import read_states
 from slurm_rl.launch.runs.find import open_run, resolve
 from slurm_rl.launch.runs.long_warmups import find_long_warmups
@@ -44,7 +45,8 @@ def check_submission(
         ConfigError, DataError: with all refusals.
     """
     place, image = (lambda: _check_place(directory)), (lambda: check_image_is_there(plan))
-    _raise_all([place, *_checks_of_inputs(config, tell, is_stage=is_stage), image])
+    evals = [lambda: check_checkpoint_evals(config, directory)] if config.eval.on_checkpoint else []
+    _raise_all([place, *_checks_of_inputs(config, tell, is_stage=is_stage), image, *evals])
 
 
 def check_inputs(config: RunConfig, tell: Tell, *, is_new: bool = True) -> None:
@@ -77,6 +79,10 @@ def _checks_of_inputs(
         _check_templates,
         _check_reward_models,
     ]
+    if not config.cluster.internet:
+        from slurm_rl.launch.runs.offline_checks import check_local_files
+
+        checks.append(check_local_files)
     if config.cluster.python is None and config.container.image is None:  # this Python is the trainer's
         checks = [_check_checkpoint_url, lambda config: check_engine_args(config.rollout.engine_args), *checks]
     return [*after, schedules, *(functools.partial(check, config) for check in checks), *functions]

@@ -1,12 +1,12 @@
 """The model's shape, from a config.json that this machine can see, or by its name; without torch or a network."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from slurm_rl.config.hub_names import find_snapshot
 from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.parse import parse_config
 from slurm_rl.config.paths import expand_user
@@ -71,11 +71,8 @@ def find_config(name: str) -> Path | None:
     folder = expand_user(name)
     if folder.is_dir():
         return folder / "config.json" if (folder / "config.json").is_file() else None
-    # The layout of huggingface_hub's cache: models--<org>--<name>/snapshots/<commit>/.
-    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
-    cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub") / f"models--{name.replace('/', '--')}"
-    found = sorted(cache.glob("snapshots/*/config.json"), key=lambda path: path.stat().st_mtime)
-    return found[-1] if found else None
+    snapshot = find_snapshot(name)
+    return None if snapshot is None else snapshot / "config.json"
 
 
 def uses_chat_template(config: RunConfig) -> bool | None:

@@ -21,7 +21,8 @@ from slurm_rl.launch.runs.checks import check_submission
 from slurm_rl.launch.runs.find import load_plan, open_run
 from slurm_rl.launch.runs.start import Started, choose_directory, plan_in, resume_run, start_run
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.run_dir.jsonl import Row, read_rows
+from slurm_rl.run_dir.eval_sets import read_metrics
+from slurm_rl.run_dir.jsonl import Row
 
 WAIT_S = 7 * 24 * 3600.0
 """Default timeout of `Run.wait` in seconds: a week."""
@@ -129,7 +130,7 @@ class Run:
             SlurmRLError: the rows are on a cluster that does not answer.
         """
         far = read_far_log(self._directory)
-        return read_rows(self._directory.metrics) if far is None else read_rows_of_log(far)
+        return read_metrics(self._directory) if far is None else read_rows_of_log(far)
 
     def summary(self) -> dict[str, Any]:
         """Return the results so far: state, steps, accuracy before and after, reward, tokens per second, time by phase.

@@ -59,6 +59,7 @@ def _run_model(repo: str, args: argparse.Namespace, root: Path) -> int:
     folder = root / repo
     prepare_model(repo, folder, args.revision, _say)
     print(f"model=hf model.path={folder}")
+    _say(f"with data.root={root}, runs find it by its name, too: model.path={repo}")
     return 0
 
 

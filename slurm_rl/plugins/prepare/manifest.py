@@ -9,6 +9,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from slurm_rl.config.hub_names import PREPARED
 from slurm_rl.run_dir.run_dir import write_json
 
 
@@ -18,7 +19,7 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-NAME = "manifest.json"
+NAME = PREPARED
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from slurm_rl.plugins.report.charts import build_charts, compare_runs, format_nu
 from slurm_rl.plugins.report.episodes import transcribe
 from slurm_rl.plugins.report.leaderboard import RankedRun, build_table, explain_missing
 from slurm_rl.plugins.report.summary import describe_data, list_results, summarize_run
-from slurm_rl.run_dir.eval_sets import describe_sets
+from slurm_rl.run_dir.eval_sets import describe_sets, read_metrics
 from slurm_rl.run_dir.event_text import describe_event, read_config_text, read_events
 from slurm_rl.run_dir.jsonl import Row, read_rows
 from slurm_rl.run_dir.run_dir import RunDir, write_text
@@ -66,7 +66,7 @@ def write_report(run: RunDir) -> Path:
         render_header(summary),
         render_section("Evaluation sets", render_sets(summary["sets"])),
         render_section("Where the time went", render_goodput(read_ledger(run))),
-        render_section("Curves, step by step", render_charts(build_charts(read_rows(run.metrics)))),
+        render_section("Curves, step by step", render_charts(build_charts(read_metrics(run)))),
         render_section("Completions, first and last", render_samples(read_rows(run.samples))),
         render_section("Events", render_events(read_events(run))),
         render_section("Config", f'<div class="card scroll"><pre>{escape(config)}</pre></div>' if config else ""),
@@ -85,7 +85,7 @@ def write_sweep_report(path: Path, standings: Sequence[RankedRun], metric: str) 
     ]
     is_ranked = any(standing.value is not None for standing in standings)
     best = standings[:BEST_RUNS]
-    named = {standing.label: read_rows(RunDir(path / standing.run).metrics) for standing in best}
+    named = {standing.label: read_metrics(RunDir(path / standing.run)) for standing in best}
     states = Counter(standing.state for standing in standings).most_common()
     counts = ", ".join(f"{number:,} {state}" for state, number in states)
     missing = None if is_ranked else explain_missing([RunDir(path / each.run) for each in standings], metric)

@@ -14,6 +14,7 @@ from slurm_rl.errors import ConfigError, find_near
 from slurm_rl.launch.jobs import read_states
 from slurm_rl.launch.sweep.ledger import SweepDir, load_ledger, swept_overrides
 from slurm_rl.plugins.report.summary import summarize_run
+from slurm_rl.run_dir.eval_sets import read_metrics
 from slurm_rl.run_dir.jsonl import read_rows
 from slurm_rl.run_dir.run_dir import RunDir
 
@@ -61,7 +62,7 @@ def read_metric(run: RunDir, metric: str) -> float | None:
         metric: a key of metrics.jsonl, with a slash (`reward/mean`), or a dotted path in the summary
             (`accuracy.after.sampled`).
     """
-    rows = read_rows(run.metrics)
+    rows = read_metrics(run)
     if "/" in metric:
         return next((_number(row[metric]) for row in reversed(rows) if metric in row), None)
     # summary.json is written at the end of a run only.

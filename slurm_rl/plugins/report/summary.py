@@ -11,9 +11,9 @@ from slurm_rl.config.tasks import STAGE_TITLES
 from slurm_rl.plugins.goodput.read import read_ledger, read_mfu
 from slurm_rl.plugins.goodput.render import render_line
 from slurm_rl.run_dir.divergence import find_divergence
-from slurm_rl.run_dir.eval_sets import SetResult, describe_sets, read_results
+from slurm_rl.run_dir.eval_sets import SetResult, describe_sets, read_metrics, read_results
 from slurm_rl.run_dir.event_text import RunMeta, collect_meta, format_seconds
-from slurm_rl.run_dir.jsonl import Row, read_rows
+from slurm_rl.run_dir.jsonl import Row
 from slurm_rl.run_dir.run_dir import RunDir, write_json
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def sum_phases(rows: list[Row]) -> dict[str, dict[str, float]]:
 
 def summarize_run(run: RunDir) -> dict[str, Any]:
     """Return the summary of the current run directory."""
-    return {**build_summary(read_rows(run.metrics), collect_meta(run)), "goodput": summarize_goodput(run)}
+    return {**build_summary(read_metrics(run), collect_meta(run)), "goodput": summarize_goodput(run)}
 
 
 def summarize_goodput(run: RunDir) -> dict[str, Any] | None:

@@ -3,14 +3,16 @@
 A later attempt measures only the missing sets.
 """
 
+import shutil
 from collections.abc import Mapping
 
+from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.run import RunConfig
 from slurm_rl.data.groups import Prompts
 from slurm_rl.node.stop import Timer
 from slurm_rl.run_dir.eval_sets import describe_result, read_results
 from slurm_rl.run_dir.jsonl import read_rows
-from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event
+from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event, read_json
 from slurm_rl.trainers.common.metrics_log import MetricsLogger
 from slurm_rl.trainers.grpo.build import build_sets, open_journal, start_sampling, wait_for_engines
 from slurm_rl.trainers.grpo.eval_sets import set_metrics
@@ -19,6 +21,22 @@ from slurm_rl.trainers.grpo.rollout_files import log_samples
 from slurm_rl.workers.ray_driver import Cluster
 
 _STEP = 0
+_MODEL = "model.json"
+"""Model section of the run that trained the checkpoint; see plugins/evals/submit.py."""
+_SHARD_BYTES = 5_000_000_000
+
+
+def convert_evaluated(run: RunDir) -> None:
+    """Write the model of a checkpoint that eval.on_checkpoint linked into this run; nothing for other runs."""
+    if not (run.evaluated / _MODEL).is_file():
+        return
+    from slurm_rl.models.convert import convert_checkpoint
+
+    model = ModelConfig.model_validate(read_json(run.evaluated / _MODEL))
+    if not (run.model / "config.json").is_file():
+        base = model.path or str(run.path.parents[1] / run.model.name)
+        convert_checkpoint(run.evaluated, base, model, run.model, _SHARD_BYTES, check_logits=False)
+    shutil.rmtree(run.evaluated)
 
 
 def evaluate_alone(

@@ -73,7 +73,7 @@ def run_training(run: RunDir, attempt: AttemptDir) -> None:
     from slurm_rl.config.engine_args import check_engine_args
     from slurm_rl.models.lora_layers import check_targets
     from slurm_rl.trainers.grpo.judges import open_judges
-    from slurm_rl.trainers.grpo.run_eval import evaluate_alone
+    from slurm_rl.trainers.grpo.run_eval import convert_evaluated, evaluate_alone
 
     start_heartbeat("driver")
     stop = StopFlag()
@@ -82,7 +82,11 @@ def run_training(run: RunDir, attempt: AttemptDir) -> None:
     plan = load_plan(run)
     config = plan.layout.fill_in(config)
     check_engine_args(config.rollout.engine_args)
+    if config.eval.on_checkpoint:  # jobs evaluate the sets
+        config = config.model_copy(update={"eval": config.eval.model_copy(update={"sets": {}})})
     load_parts(config)
+    if config.eval.only:
+        convert_evaluated(run)
     model_path = prepare_model(run, config)
     report_adapters(run, check_targets(model_path, config.model, are_sent=not config.rollout.transfers_directly))
     prompts, counts = prepare_prompts(config, model_path)

@@ -3,6 +3,7 @@ from collections.abc import Mapping
 import pytest
 
 from slurm_rl.plan.accelerator import AcceleratorKind, EnvVar, accelerator_env, merge_env, ray_env
+from tests.plans import plan_of
 
 KINDS: list[AcceleratorKind] = ["nvidia", "amd", "cpu"]
 
@@ -51,3 +52,21 @@ def test_merge_env_overrides_and_removes() -> None:
     assert as_dict(merged) == {"A": "5", "C": ""}
     assert merged[0].reason == "set by the user"
     assert base[0].value == "1"
+
+
+@pytest.mark.parametrize("runtime", ["pyxis", "apptainer", "podman", "docker"])
+def test_caches_in_containers_outlive_requeues(runtime: str) -> None:
+    image = [f"container.runtime={runtime}", "container.image=/images/rl.sif"]
+    own = "+cluster.env.TRITON_CACHE_DIR=/scratch/triton"
+    plan = plan_of("+cluster=nvidia_h100", *image, own, run_dir="/runs/a")
+    caches = {
+        name: value for name, value in plan.env.items() if "CACHE_" in name or name == "FLASHINFER_WORKSPACE_BASE"
+    }
+    assert caches.pop("TRITON_CACHE_DIR") == "/scratch/triton"
+    assert set(caches) == {
+        *("XDG_CACHE_HOME", "VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "FLASHINFER_WORKSPACE_BASE"),
+    }
+    assert all(value.startswith("/runs/a/cache") for value in caches.values())
+    on_cpu = plan_of("+cluster=slurm_cpu", *image, run_dir="/runs/a").env
+    assert on_cpu["XDG_CACHE_HOME"] == "/runs/a/cache" and "VLLM_CACHE_ROOT" not in on_cpu
+    assert "XDG_CACHE_HOME" not in plan_of("+cluster=nvidia_h100", run_dir="/runs/a").env

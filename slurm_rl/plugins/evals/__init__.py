@@ -1,0 +1,1 @@
+"""Evaluation jobs of saved checkpoints (eval.on_checkpoint)."""
