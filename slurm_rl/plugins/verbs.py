@@ -144,11 +144,11 @@ def _add_image(verbs: Verbs) -> None:
         f"The preset or overrides set container.runtime, container.image and cluster.accelerator.\n\n{OVERRIDES}",
     )
     add_config_dir(parser)
-    parser.flag("--engine", help="podman or docker; the first that answers by default")
+    parser.flag("--engine", help="podman or docker, or apptainer for a .sif; the first that answers by default")
     parser.flag("--base", help="build: the image to start from, in place of the recipe's")
     argument = "build: a build argument of the recipe"
     parser.flag("--build-arg", action="append", default=[], metavar="NAME=VALUE", help=argument)
-    argument = "build: for `<engine> build`, unchanged"
+    argument = "build: for `<engine> build` (`apptainer build`), unchanged"
     parser.flag("--engine-arg", action="append", default=[], metavar="ARG", help=argument)
     parser.flag("--from", dest="source", help="import: a reference, or the .tar of a root file system")
     parser.switch("--force", help="build it even if it is up to date")

@@ -72,6 +72,21 @@ class Engine:
 ENGINES = ("podman", "docker")
 
 
+APPTAINER = "apptainer"
+"""Builds and imports .sif without an engine."""
+
+
+def is_apptainer_only(runtime: str, wanted: str | None, ref: str = "") -> bool:
+    """Return whether apptainer makes the image by itself: requested, or the only program here.
+
+    Args:
+        ref: image to import, which is not in an engine's store.
+    """
+    if runtime != APPTAINER or wanted in ENGINES or ref.startswith("localhost/"):
+        return False
+    return wanted == APPTAINER or bool(ref) or not any(map(shutil.which, ENGINES))
+
+
 def choose_engine(wanted: str | None = None) -> Engine:
     """Return the requested engine, or the first one that answers.
 
@@ -79,7 +94,8 @@ def choose_engine(wanted: str | None = None) -> Engine:
         ConfigError: no engine answers; with the reason for each.
     """
     if wanted is not None and wanted not in ENGINES:
-        raise ConfigError("--engine must be a supported one", seen=wanted, action=f"one of {', '.join(ENGINES)}")
+        action = f"one of {', '.join(ENGINES)}, or {APPTAINER} for container.runtime={APPTAINER}"
+        raise ConfigError("--engine must be a supported one", seen=wanted, action=action)
     reasons = []
     for name in [wanted] if wanted else ENGINES:
         if shutil.which(name) is None:

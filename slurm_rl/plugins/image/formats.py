@@ -4,7 +4,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -81,6 +81,12 @@ def import_by_enroot(ref: str, path: Path) -> None:
     """Write a .sqsh directly from a registry."""
     with write_beside(path) as file:
         run_tool(["enroot", "import", f"--output={file}", enroot_uri(ref)], grows=file)
+
+
+def build_by_apptainer(source: str, path: Path, extra: Sequence[str] = ()) -> None:
+    """Write a .sif with apptainer only, from a definition file or `docker://<reference>`; it needs no root."""
+    with write_beside(path) as file:
+        run_tool(["apptainer", "build", *extra, str(file), source], grows=file)
 
 
 def enroot_uri(ref: str) -> str:

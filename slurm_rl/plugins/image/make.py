@@ -13,8 +13,9 @@ from slurm_rl.config.runtimes import RUNTIMES
 from slurm_rl.config.user_files.load import load_function
 from slurm_rl.errors import ConfigError
 from slurm_rl.plan.image_file import image_path, is_as_made, manifest_path
-from slurm_rl.plugins.image.engines import Engine, choose_engine
-from slurm_rl.plugins.image.formats import check_maker, import_by_enroot
+from slurm_rl.plugins.image.definition import render_definition
+from slurm_rl.plugins.image.engines import Engine, choose_engine, is_apptainer_only
+from slurm_rl.plugins.image.formats import build_by_apptainer, check_maker, import_by_enroot
 from slurm_rl.plugins.image.recipe import LABEL, Recipe, hash_recipe, write_context
 from slurm_rl.run_dir.run_dir import write_json
 
@@ -38,7 +39,7 @@ def build_image(
     """Build the recipe into the target.
 
     Args:
-        program: podman or docker; None takes the first that answers.
+        program: podman, docker or apptainer; None takes the first that answers.
         engine_args: further arguments of `<engine> build`.
         force: build again even if the image is up to date.
 
@@ -55,6 +56,11 @@ def build_image(
         source_hash = hash_recipe(recipe, context)
         if _is_made(target, source_hash) and not force:
             return False
+        if target.path is not None and is_apptainer_only(target.runtime, program):
+            check_maker(target.runtime)
+            _build_by_apptainer(recipe, context, source_hash, target.path, engine_args)
+            _write_manifest(target.path, source_hash, recipe.name)
+            return True
         engine = choose_engine(program)
         check_maker(target.runtime)
         tag = f"localhost/slurm_rl-{recipe.name}:{source_hash[:12]}" if target.path else target.image
@@ -93,6 +99,9 @@ def import_image(target: Target, ref: str, program: str | None = None, *, force:
         return False
     if target.runtime == "pyxis" and not is_tar and shutil.which("enroot") and program is None:
         import_by_enroot(ref, path)
+    elif not is_tar and is_apptainer_only(target.runtime, program, ref):
+        check_maker(target.runtime)
+        build_by_apptainer(f"docker://{ref}", path)
     else:
         engine = None if is_tar else choose_engine(program)
         check_maker(target.runtime)
@@ -101,6 +110,13 @@ def import_image(target: Target, ref: str, program: str | None = None, *, force:
         _make_file(target, path, engine, ref)
     _write_manifest(path, source_hash, ref)
     return True
+
+
+def _build_by_apptainer(recipe: Recipe, context: Path, label: str, path: Path, extra: Sequence[str]) -> None:
+    definition = context / "recipe.def"
+    text = (context / recipe.containerfile).read_text(encoding="utf-8")
+    definition.write_text(render_definition(text, recipe.args, str(context), label), encoding="utf-8")
+    build_by_apptainer(str(definition), path, extra)
 
 
 def check_target(target: Target) -> None:

@@ -1,10 +1,14 @@
 import json
+import re
+import subprocess
 import tarfile
 from pathlib import Path
 
 import pytest
 
+from slurm_rl.config.load import shipped_dir
 from slurm_rl.errors import ConfigError
+from slurm_rl.plugins.image.definition import render_definition
 from slurm_rl.plugins.image.make import Target, build_image, import_image
 from slurm_rl.plugins.image.recipe import Recipe, hash_recipe, write_context
 from tests.unit.plugins.image.programs import Programs
@@ -184,3 +188,33 @@ def test_context_holds_only_recipe_and_lists(tmp_path: Path) -> None:
     with (tmp_path / "c/constraints.txt").open("a") as file:
         file.write("x==1\n")
     assert before != hash_recipe(Recipe("cuda"), tmp_path / "c")
+
+
+def test_apptainer_only_site_builds_and_imports(programs: Programs, shared: Path) -> None:
+    """The program stands in for apptainer: no test has built with a real one."""
+    programs.add("apptainer", f"{writes(sif(200, 300), 'argv[-2]')}\nprint(Path(argv[-1]).exists() or argv[-1])")
+    target = Target("apptainer", str(shared / "rl.sif"))
+    assert build_image(target, Recipe("cpu"), engine_args=("--fakeroot",))
+    assert not build_image(target, Recipe("cpu"))
+    assert import_image(target, "docker://nvcr.io/nvidia/pytorch:25.01-py3", force=True)
+    built, imported = programs.calls()
+    assert built.startswith(f"apptainer build --fakeroot {shared}/.rl.sif.") and built.endswith("/recipe.def")
+    assert imported.endswith(" docker://nvcr.io/nvidia/pytorch:25.01-py3")
+    with pytest.raises(ConfigError, match="apptainer for container"):
+        build_image(Target("pyxis", str(shared / "rl.sqsh")), Recipe("cpu"), "apptainer")
+
+
+@pytest.mark.parametrize("name", ["cpu", "cuda", "rocm", "verl", "openrlhf", "maxtext"])
+def test_recipe_becomes_apptainer_definition(name: str) -> None:
+    recipe = shipped_dir("containers", "requirements.py") / name / "Containerfile"
+    text = render_definition(recipe.read_text(), {"BASE": "site/base:1"}, "/context", "abc")
+    assert text.startswith("Bootstrap: docker\nFrom: site/base:1\n") and text.endswith("slurm_rl.recipe abc\n")
+    assert "COPY" not in text and "useradd" not in text
+    for post in re.findall(r"^%post\n(.*?)(?=^%|^Bootstrap|\Z)", text, re.DOTALL | re.MULTILINE):
+        subprocess.run(["/bin/sh", "-n"], input=post, text=True, check=True)
+    if name == "cuda":
+        assert "%files from build\n    /opt/venv /opt/venv\n" in text and "Stage: build" in text
+        assert "    /context/containers/cuda/constraints.txt /build/constraints.txt\n" in text
+        assert "export FLASH_ATTN_CUDA_ARCHS='80;90'" in text
+    with pytest.raises(ConfigError, match="got HEALTHCHECK none"):
+        render_definition("FROM a\nHEALTHCHECK none\n", {}, "/context", "abc")
