@@ -252,8 +252,7 @@ class Controller:
         status = nodes.returncode or 0
         self.allocation.settle(attempt, status, is_late=watch.is_late)
         end = read_end(attempt, status, asked=self.is_stopped())
-        if end.at_limit:
-            self.stopped_by = self.stopped_by or "scheduler"
+        self.stopped_by = self.stopped_by or ("scheduler" if end.at_limit else "")
         watch.finish(end)
         return end
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_rl.config.load import shipped_dir
+from slurm_rl.config.preset_folders import shipped_dir
 from slurm_rl.errors import ConfigError
 from slurm_rl.plugins.image.definition import render_definition
 from slurm_rl.plugins.image.make import Target, build_image, import_image
