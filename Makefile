@@ -1,7 +1,13 @@
 # make demo: train the demo.  make test: run the tests of CI.  make gpu: run the tests that need GPUs.
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
-PYTHON ?= python3.11
+# The first Python on PATH that slurm_rl supports and that can make environments.
+SUPPORTED := import ensurepip, sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
+PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3; do \
+	$$name -c '$(SUPPORTED)' 2> /dev/null && echo $$name && break; done)
+NO_PYTHON := slurm_rl needs Python 3.11, 3.12 or 3.13 with venv; none is on PATH, or PYTHON names another one. Next, one of: \
+	`apt-get install python3-venv`; `uv python install 3.12 && make demo PYTHON=$$(uv python find 3.12)`; \
+	`conda create -n slurm_rl python=3.12 && conda activate slurm_rl && make demo`
 VENV ?= .venv
 # Ray passes the path of its Python to a shell without quotes.
 ifneq ($(shell realpath -m '$(VENV)' | grep '[[:space:]]'),)
@@ -9,8 +15,8 @@ $(error the path of the virtual environment must have no spaces; got $(VENV) in 
 endif
 BIN := $(VENV)/bin
 LOCKS := constraints.txt constraints-dev.txt
-# Set this to PyTorch's CPU index if pip's configuration has no index with the CPU build of torch.
-TORCH_INDEX ?=
+# Used for the CPU build of torch if pip's configuration has no index with it.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # --no-compile saves a minute: the first import compiles the modules that are used. PYTHONDONTWRITEBYTECODE would make every
 # process compile torch and vLLM again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -60,13 +66,18 @@ check: $(VENV)/.dev
 # The locks (tests/lock.py) list every requirement of .[cpu,dev] with the hashes of its files, so pip resolves nothing and
 # installs nothing else. Two pips that share the list take 70 s instead of 118. Source packages are built last, with the
 # installed packages: their builds download nothing.
-INSTALL := $(PIP) --no-deps --require-hashes --requirement /dev/stdin
+INSTALL_TORCH := $(PIP) --no-deps --requirement /dev/stdin
+INSTALL := $(INSTALL_TORCH) --require-hashes
 # make gpu WITH_FLASH_ATTN=1 builds flash-attn: it takes half an hour and needs the nvcc of torch's CUDA.
 WITH_FLASH_ATTN ?=
 LEFT_OUT := $(if $(WITH_FLASH_ATTN),^$$,^flash-attn==)
+# The lock has the hash of torch's CPU build for Python 3.11 only.
+OTHER_TORCH := import sys; print("/+cpu/s/ --hash.*//" if sys.version_info[:2] != (3, 11) else "")
+torch = cat $(1) | grep ^torch== | sed "$$($(BIN)/python -c '$(OTHER_TORCH)')"
 define install
+	@$(or $(PYTHON),false) -c '$(SUPPORTED)' 2> /dev/null || { echo '$(NO_PYTHON)' >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
-	cat $(1) | grep ^torch== | $(INSTALL) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
+	$(call torch,$(1)) | $(INSTALL_TORCH) 2> /dev/null || $(call torch,$(1)) | $(INSTALL_TORCH) --index-url $(TORCH_INDEX)
 	printf '%s\n' 1 2 | xargs -P 2 -I% sh -c "cat $(1) | grep -v -e ^torch== -e source$$ | sed -n '%~2p' | $(INSTALL)"
 	cat $(1) | grep source$$ | grep -v '$(LEFT_OUT)' | $(INSTALL) --no-build-isolation
 	$(PIP) --no-deps --no-build-isolation --editable .

@@ -10,8 +10,6 @@ What a script may use is named in `__all__` and described in docs/python-api.md.
 asked for, so that the import of this package costs nothing: the node agent has the standard library alone.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING
 
@@ -74,5 +72,5 @@ if not TYPE_CHECKING:  # else every misspelt name would have a type
         globals()[name] = found
         return found
 
-    def __dir__() -> list[str]:
+    def __dir__() -> "list[str]":  # quoted: an old Python, which is refused, reads this file
         return sorted({*globals(), *__all__})

@@ -80,6 +80,7 @@ _TORCH_FOR_CPU = "https://download.pytorch.org/whl/cpu/torch/"
 LEFT_OUT = frozenset({"torchvision", "torchaudio", "torchcodec", "triton"})
 # Built for ROCm in vLLM's image for AMD; the PyPI builds are for CUDA.
 OF_THE_IMAGE = frozenset({"torch", "torchvision", "torchaudio", "torchcodec", "triton", "flash-attn", "vllm"})
+_ALL = ("3.11", "3.12", "3.13")
 # For pyproject.toml and for source packages: their builds download nothing.
 _BUILD = ("hatchling", "editables", "wheel")
 # Its metadata requires a build with torch; all its requirements are also requirements of vLLM.
@@ -94,6 +95,8 @@ class Lock:
     extras: tuple[str, ...]
     pythons: tuple[str, ...]
     """Python versions to resolve for."""
+    wheels: tuple[str, ...] = ("3.11", "3.12")
+    """Python versions whose wheels it lists."""
     also: tuple[str, ...] = ("wheel",)
     absent: frozenset[str] = frozenset()
     """Requirements that the lock omits."""
@@ -106,14 +109,17 @@ class Lock:
 
 
 LOCKS = {
-    # As installed here; torch's wheel is for a single Python version.
-    "cpu": Lock("constraints.txt", ("cpu",), ("3.11",), _BUILD, LEFT_OUT, torch_for_cpu=True),
-    "dev": Lock("constraints-dev.txt", ("cpu", "dev"), ("3.11",), _BUILD, LEFT_OUT, torch_for_cpu=True, beside="cpu"),
+    # As installed here. Other Python versions have the same requirements, but torch's wheel is for a single one.
+    "cpu": Lock("constraints.txt", ("cpu",), ("3.11",), _ALL, _BUILD, LEFT_OUT, torch_for_cpu=True),
+    "dev": Lock(
+        *("constraints-dev.txt", ("cpu", "dev"), ("3.11",), _ALL, _BUILD, LEFT_OUT), torch_for_cpu=True, beside="cpu"
+    ),
     "cuda": Lock("containers/cuda/constraints.txt", ("cuda", "flash-attn"), ("3.11", "3.12")),
     # A venv over the image's packages, which provide the ROCm builds. OpenTelemetry packages need equal versions: the
     # image stops at 1.40 (docker/Dockerfile.rocm), and wandb needs a newer one. So the lock has all of them.
     "rocm": Lock(
-        *("containers/rocm/constraints.txt", ("rocm",), ("3.12",), ("wheel", "opentelemetry-exporter-otlp")),
+        *("containers/rocm/constraints.txt", ("rocm",), ("3.12",)),
+        also=("wheel", "opentelemetry-exporter-otlp"),
         absent=OF_THE_IMAGE,
         image=True,
     ),
@@ -186,13 +192,13 @@ def resolve_anew(name: str, preferred: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def list_files(pins: Mapping[str, str]) -> tuple[dict[str, set[str]], set[str]]:
-    """Return hashes of each package's files (wheels for every Python, else the source), and source-only packages."""
+def list_files(pins: Mapping[str, str], pythons: Iterable[str]) -> tuple[dict[str, set[str]], set[str]]:
+    """Return hashes of each package's files (wheels of these versions, else the source), and source-only packages."""
     # torch's build for CPU is not on PyPI.
     files = {name: {_hash_here(f"{name}=={version}")} if "+" in version else set() for name, version in pins.items()}
     from_source = {name for name, hashes in files.items() if not hashes}
     text = "".join(f"{name}=={pins[name]}\n" for name in sorted(from_source))
-    for python in ("3.11", "3.12"):
+    for python in pythons:
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder, "pylock.toml")
             _uv(python, ["--format=pylock.toml", "--no-deps", f"--output-file={out}", "-"], text)
@@ -205,7 +211,7 @@ def list_files(pins: Mapping[str, str]) -> tuple[dict[str, set[str]], set[str]]:
 
 
 def write_lock(name: str, pins: Mapping[str, str]) -> None:
-    files, from_source = list_files(pins)
+    files, from_source = list_files(pins, LOCKS[name].wheels)
     lines = [
         " ".join([f"{name}=={version}", *(f"--hash=sha256:{one}" for one in sorted(files[name]))])
         + ("  # from source" if name in from_source else "")
@@ -226,7 +232,7 @@ def check_lock(name: str) -> list[str]:
         wrong += [
             f"{one} is {wanted[one]}, not {found[one]}" for one in wanted if found.get(one, wanted[one]) != wanted[one]
         ]
-    files, _ = list_files(pins)
+    files, _ = list_files(pins, lock.wheels)
     for line in (ROOT / lock.path).read_text(encoding="utf-8").splitlines():
         package = line.split("==")[0]
         gone = {word.partition(":")[2] for word in line.split() if word.startswith("--hash")} - files[package]

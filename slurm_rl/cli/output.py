@@ -8,7 +8,8 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from slurm_rl.errors import SlurmRLError
+from slurm_rl.cli.install_hint import PACKAGES, render_hint
+from slurm_rl.errors import ConfigError, SlurmRLError
 from slurm_rl.launch.controller.attempts import EXIT_FAILED, EXIT_INTERRUPTED
 from slurm_rl.run_dir.io_errors import explain_io_error
 
@@ -31,6 +32,9 @@ def catch_errors(work: Callable[[], int]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
     except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name in PACKAGES:
+            note(f"slurm_rl: the packages of slurm_rl must be installed: there is no {error.name}{render_hint()}")
+            return ConfigError.exit_code
         print(f"slurm_rl: {to_printable(explain(error))}", file=sys.stderr)
         return EXIT_FAILED
 

@@ -83,7 +83,7 @@ def find_mismatches(
 def _remedy(name: str, runtime: str) -> str:
     install = _INSTALL if runtime == "none" else _REBUILD
     return {
-        "python": "--base=<image with Python 3.11 or 3.12> to image build, or cluster.python=<its path in the image>",
+        "python": "--base=<image with Python 3.11 to 3.13> to image build, or cluster.python=<its path in the image>",
         "cuda": "its torch is not built for NVIDIA; use containers/cuda",
         "hip": "its torch is not built for AMD; use containers/rocm",
         "nccl": "torch's wheels for CUDA bring it; " + install,

@@ -17,7 +17,7 @@ from slurm_rl.plan.accelerator import AcceleratorKind
 if TYPE_CHECKING:
     from slurm_rl.config.run import RunConfig
 
-PYTHON = ">=3.11,<3.13"
+PYTHON = ">=3.11,<3.14"
 _TRAIN = {
     "ray": "==2.60.0",
     "transformers": "==5.19.0",

@@ -1,4 +1,5 @@
 import os
+import shutil
 import subprocess
 import sys
 import venv
@@ -93,7 +94,8 @@ def test_installed_wheel_works_anywhere(wheel: Path, tmp_path: Path) -> None:
     """Use a new environment with this one's dependencies."""
     venv.create(tmp_path / "venv", with_pip=False, symlinks=True)
     site = next((tmp_path / "venv").glob("lib/python*/site-packages"))
-    zipfile.ZipFile(wheel).extractall(site)
+    pip = [sys.executable, "-m", "pip", f"--python={tmp_path}/venv/bin/python", "install", "--quiet"]
+    subprocess.run([*pip, "--no-deps", "--no-index", str(wheel)], check=True)
     libraries = next(path for path in sys.path if path.endswith("site-packages"))
     # After the wheel, so that an editable checkout does not replace it.
     (site / "libraries.pth").write_text(libraries + "\n")
@@ -109,6 +111,8 @@ def test_installed_wheel_works_anywhere(wheel: Path, tmp_path: Path) -> None:
         cwd=tmp_path, env=env, capture_output=True, text=True,
     )  # fmt: skip
     assert where.stdout.startswith(str(site))
+    script = [str(tmp_path / "venv/bin/slurm-rl"), "--version"]
+    assert subprocess.run(script, cwd=tmp_path, env=env, capture_output=True, text=True).stdout == call("--version")
     assert "gpu:mi300:8" in call("plan", "--full", "+exp=demo", "+cluster=amd_mi300")
     assert "exec python -m slurm_rl run-in-job" in call("run-in-job", "--print-template")
     assert "Peak learning rate." in call("config", "optim"), "the strings under fields are read from the source"
@@ -119,3 +123,34 @@ def test_installed_wheel_works_anywhere(wheel: Path, tmp_path: Path) -> None:
     )  # fmt: skip
     # The wheel contains the recipe; only the builder is missing.
     assert "building an image needs podman or docker" in done.stderr
+
+
+def find_pythons() -> dict[str, str]:
+    """Return version -> program of the supported Python versions on this machine, also pyenv's."""
+    found = {}
+    for version in ("3.11", "3.12", "3.13"):
+        names = [f"python{version}", *map(str, (Path.home() / ".pyenv/versions").glob(f"{version}.*/bin/python"))]
+        for name in names:
+            # A shim of pyenv exists for versions that are not selected.
+            if (
+                shutil.which(name)
+                and subprocess.run([name, "-c", "import ensurepip"], capture_output=True).returncode == 0
+            ):
+                found[version] = name
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
+def test_wheel_installs_with_supported_python(version: str, wheel: Path, tmp_path: Path) -> None:
+    """Into an empty environment, with the dependencies from pip's index."""
+    python = find_pythons().get(version)
+    if python is None:
+        pytest.skip(f"no Python {version} here")
+    subprocess.run([python, "-m", "venv", str(tmp_path / "venv")], check=True)
+    subprocess.run([str(tmp_path / "venv/bin/pip"), "install", "--quiet", str(wheel)], check=True)
+    env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    for words, text in (("--version", "slurm_rl"), ("init my-project", "wrote"), ("plan +exp=demo", "launcher")):
+        argv = [str(tmp_path / "venv/bin/slurm-rl"), *words.split()]
+        done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True)
+        assert done.returncode == 0 and text in done.stdout, (argv, done)

