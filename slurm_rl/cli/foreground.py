@@ -27,7 +27,7 @@ from slurm_rl.run_dir.io_errors import explain_io_error
 from slurm_rl.run_dir.run_dir import RunDir, read_json
 
 PRINT_SUMMARY = "slurm_rl.plugins.report.summary:print_summary"
-_STOP_TEXT = "\nStopping: the run saves and leaves (Ctrl-C again to leave it to itself)."
+_STOP_TEXT = "\nStopping: the run saves and leaves (Ctrl-C again to detach; it continues to save)."
 _LEAVE_TEXT = (
     "slurm_rl: this command got SIGTERM and ends; the run continues. Next: python -m slurm_rl logs -f {path}; "
     "to end it: python -m slurm_rl cancel {path}"

@@ -66,7 +66,7 @@ def explain(error: Exception) -> str:
 def keep_traceback(error: Exception) -> str:
     """Write the traceback to a new file of mode 0600, and return the error with its name, or with the traceback."""
     text = "".join(traceback.format_exception(error))
-    message = f"an error that slurm_rl did not foresee: {type(error).__name__}: {_shorten(str(error))}"
+    message = f"unexpected error, a bug of slurm_rl: {type(error).__name__}: {_shorten(str(error))}"
     try:
         with tempfile.NamedTemporaryFile(
             "w", prefix="slurm_rl-", suffix=".txt", delete=False, encoding="utf-8", errors="backslashreplace"

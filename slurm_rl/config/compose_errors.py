@@ -72,7 +72,9 @@ def _unknown_key(key: str) -> ConfigError:
     if any(name in keys and keys[name].is_table for name in (key, section)):
         # Hydra appends to a table such as cluster.env only with `+`.
         entry = f"{key}.<name>" if key in keys else key
-        return ConfigError("a table takes new entries one by one", seen=key, action=f"add an entry: +{entry}=<value>")
+        return ConfigError(
+            "a new entry of a table needs a leading +", seen=key, action=f"add an entry: +{entry}=<value>"
+        )
     if key not in keys and has_key(key):
         return ConfigError(
             "a key that the entry does not set yet needs a plus", seen=key, action=f"write +{key}=<value>"

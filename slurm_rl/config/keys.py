@@ -187,7 +187,7 @@ def nearest_keys(key: str) -> list[str]:
     >>> nearest_keys("optim.lrr"), nearest_keys("lr")
     (['optim.lr'], ['optim.lr', 'critic.optim.lr', 'warmup.optim.lr'])
     >>> nearest_keys("cluster.time_limit"), nearest_keys("cluster.slurm.hold")
-    (['job.time_limit'], [])
+    (['job.time_limit', 'eval.job.time_limit'], [])
     """
     known = list(list_keys())
     section, _, last = key.rpartition(".")

@@ -92,11 +92,21 @@ def read_records(source: DataSource) -> Iterator[Record]:
     )
 
 
+_USUAL = {
+    "data.input_key": ("question", "problem", "instruction", "query", "input", "messages"),
+    "data.label_key": ("solution", "label", "target", "ground_truth", "response", "output"),
+}
+"""Names of these columns in other data sets, most likely first."""
+
+
 def require_columns(source: DataSource, names: Sequence[str], where: str) -> None:
     """Raise DataError for the first required column that is not among `names`."""
     for column, option in source.columns:
         if column not in names:
-            nearest = difflib.get_close_matches(column, names, n=1, cutoff=0.0)
+            usual = [name for name in _USUAL.get(option, ()) if name in names]
+            free = [name for name in names if name not in [taken for taken, _ in source.columns]]
+            similar = difflib.get_close_matches(column, free, n=1)
+            nearest = similar or usual or difflib.get_close_matches(column, free or names, n=1, cutoff=0.0)
             raise DataError(
                 f"{where} must have the column {column!r} ({option})",
                 seen=f"the columns {', '.join(map(repr, names)) or '(none)'}",

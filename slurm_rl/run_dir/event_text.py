@@ -98,6 +98,8 @@ def render_event(event: Row) -> str:
 
     >>> render_event({"time": 0.0, "kind": "checkpoint/saved", "step": 40})[9:]
     'checkpoint saved: step 40'
+    >>> render_event({"time": 0.0, "kind": "nodes/lost", "hosts": ["n1", "n2"], "left": {"gpu": 2}})[9:]
+    'nodes lost: hosts n1, n2, left gpu 2'
     """
     clock = time.strftime("%H:%M:%S", time.localtime(float(event.get("time", 0.0))))
     return f"{clock} {describe_event(event)}"
@@ -114,6 +116,10 @@ def describe_event(event: Row) -> str:
 
 def _show(value: Any) -> str:
     """Return a value on one line, without control characters."""
+    if isinstance(value, dict):
+        value = ", ".join(f"{key} {_show(part)}" for key, part in value.items())
+    elif isinstance(value, list | tuple):
+        value = ", ".join(map(_show, value))
     text = f"{value:.4g}" if isinstance(value, float) else str(value)
     line = "".join(char if char.isprintable() else " " for char in text)
     line = " ".join(line.split())

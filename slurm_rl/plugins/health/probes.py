@@ -40,7 +40,7 @@ def check_versions(plan: JobPlan) -> Verdict:
 def check_masks(plan: JobPlan) -> Verdict:
     """Check that Slurm's grant gives one mask with as many GPUs as the plan."""
     if plan.accelerator == "cpu":
-        return Verdict("unknown", "the preset has no GPUs")
+        return Verdict("unknown", "the plan has no GPUs")
     uuids = read_device_uuids() if plan.accelerator == "amd" else []
     try:
         env = normalise_gpu_visibility(os.environ, plan.accelerator, plan.gpus_per_node, uuids).apply(os.environ)

@@ -52,6 +52,8 @@ def test_wide_encodings_are_refused_with_conversion_command(tmp_path: Path, enco
         ("[" * 100_000, ["must be JSON"]),
         ('[{"prompt": "1", "answer": "1"}]', ["one JSON object", "list", "jq -c '.[]'"]),
         ('{"prompts": "1", "answer": "1"}', ["'prompt'", "'prompts', 'answer'", "set data.input_key=prompts"]),
+        ('{"question": "1", "answer": "1"}', ["set data.input_key=question"]),
+        ('{"prompt": "1", "solution": "1", "ask": "1"}', ["set data.label_key=solution"]),
         ('{"prompt": "1", "solution": "1", "Answer": "1"}', ["'answer'", "set data.label_key=Answer"]),
         ('{"prompt": "1", "answer": 7}', ["'answer' must be a string", "int 7"]),
         ('{"prompt": 3, "answer": "1"}', ["'prompt' must be text or a list", "int 3"]),

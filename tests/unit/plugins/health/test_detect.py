@@ -14,7 +14,7 @@ from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError
 from slurm_rl.launch.runs.start import choose_directory, plan_in
 from slurm_rl.plan.explain import render_explanation
-from slurm_rl.plugins.health import detect
+from slurm_rl.plugins.health import command, detect
 from tests.lock import ROOT
 
 SAMPLES = ROOT / "tests/samples"
@@ -171,3 +171,12 @@ def test_engines_with_own_gpus_keep_their_share(tmp_path: Path) -> None:
     assert plan_on_one_gpu(tmp_path, *words)[0].rollout.gpu_memory_utilization == 0.85
     shared = plan_on_one_gpu(tmp_path, "+cluster=nvidia_h100", "rollout.colocate=true", "cluster.gpu_mem_gb=null")
     assert shared[0].rollout.gpu_memory_utilization == 0.6
+
+
+def test_doctor_checks_gpus_that_this_python_cannot_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "find_accelerator", lambda: ("nvidia", 2))
+    config = load_config(["+exp=demo"])
+    plan = command.detect_gpus(config, plan_in(config, choose_directory(config)))
+    assert (plan.accelerator, plan.gpus_per_node, "vllm" in plan.expected) == ("nvidia", 2, True)
+    config = load_config(["+exp=demo", "+cluster=slurm_cpu"])
+    assert command.detect_gpus(config, plan_in(config, choose_directory(config))).accelerator == "cpu"
