@@ -18,7 +18,7 @@ MAX_LINES = 63_500
 evaluation jobs, most of which are plugins."""
 MAX_PLUGIN_LINES = 10_000
 """Lines of slurm_rl/plugins, including the 1,000 lines of their verbs. Raised from 7,280 for the same options."""
-MAX_TEST_LINES = 55_500
+MAX_TEST_LINES = 56_300
 """Lines of tests. Raised from 52,740 for the tests of the same options."""
 MAX_FILE_LINES = 300
 """Lines of the longest file."""
