@@ -184,7 +184,7 @@ def measure(folder: Path, staleness: int, continuous: bool, args: argparse.Names
     sync = WeightSync(cluster, ObjectStore([worker], engines), engines, probe=probe, tolerance=1.0, timeout_s=600)
     rows = [EncodedPrompt(index=i, token_ids=[1, 2], text="0+1=", answer="1") for i in range(100_000)]
     run = RunDir(folder)
-    metrics = MetricsLogger(run, config.logging.wandb, "many_engines", {})
+    metrics = MetricsLogger(run, config.logging, "many_engines", {})
     with RewardPool(config.reward) as rewards:
         sampler = build_sampler(cluster, engines, config)
         trainer = GRPOTrainer(

@@ -14,7 +14,7 @@ import sys
 import time
 
 from benchmarks.chaos.light_node import receive, request, send
-from slurm_rl.config.job import WandbConfig
+from slurm_rl.config.job import LoggingConfig
 from slurm_rl.errors import BringUpError, StopRequested, TrainingError
 from slurm_rl.models.checkpoint.store import CheckpointStore
 from slurm_rl.node.attempt import attempt_parser, open_attempt
@@ -43,7 +43,7 @@ class LightTrainer:
     def run(self, stop: StopFlag) -> None:
         self.nodes = self.connect(stop)
         append_event(self.run_dir, "ray/cluster_ready", attempt=self.attempt.number)
-        self.metrics = MetricsLogger(self.run_dir, WandbConfig(), "light", {}, self.attempt)
+        self.metrics = MetricsLogger(self.run_dir, LoggingConfig(), "light", {}, self.attempt)
         self.restore()
         append_event(self.run_dir, "trainer/started", attempt=self.attempt.number)
         while not (self.run_dir.path / "finish").exists():

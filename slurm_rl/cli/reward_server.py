@@ -86,6 +86,12 @@ def configure(overrides: list[str], config_dir: str | None) -> RewardConfig:
         raise ConfigError(
             "a reward server cannot use another reward service", seen=f"reward.url={config.url}", action="unset it"
         )
+    if config.judge.model is not None:
+        raise ConfigError(
+            "a reward server scores by itself; a run reaches the API of a judge without one",
+            seen=f"reward.judge.model={config.judge.model}",
+            action="set reward.judge in the run",
+        )
     check_reward_model(config.model, chat_template=None)
     if config.function is not None:
         read_function(config.function, FORMS["reward.function"])

@@ -1,11 +1,13 @@
 """Config of the job: time limit, restarts, Ray cluster, logging."""
 
+import functools
 import re
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from slurm_rl.config.section import NonNegativeInt, PositiveFloat, PositiveInt, Section, checked_by
+from slurm_rl.config.paths import check_url
+from slurm_rl.config.section import NonEmpty, NonNegativeInt, PositiveFloat, PositiveInt, Section, checked_by
 from slurm_rl.config.text import OneLine
 
 PLANNED_LEAD_S = 120
@@ -108,11 +110,66 @@ class WandbConfig(Section):
     entity: str | None = None
     """W&B user or team; null: the account's default."""
 
+    @property
+    def is_on(self) -> bool:
+        return self.mode != "disabled"
+
+
+class MlflowConfig(Section):
+    """MLflow; credentials come from MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and _PASSWORD."""
+
+    tracking_uri: Annotated[str, checked_by(functools.partial(check_url, "logging.mlflow.tracking_uri"))] | None = None
+    """Tracking server, https://mlflow.example.org, or a shared store, file:///shared/mlruns; null: none."""
+    experiment: NonEmpty = "slurm_rl"
+    """MLflow experiment of the run."""
+
+    @property
+    def is_on(self) -> bool:
+        return self.tracking_uri is not None
+
+
+class PrometheusConfig(Section):
+    """An endpoint on the head node that Prometheus scrapes; it has no authentication."""
+
+    enabled: bool = False
+    """Serve the newest metrics and the number of events; prometheus.json in the run directory has the address."""
+    address: Literal["loopback", "all"] = "loopback"
+    """Interface that the endpoint listens on: loopback, or all interfaces of the head node."""
+    port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    """Port of the endpoint; null: a free one."""
+
+    @property
+    def is_on(self) -> bool:
+        return self.enabled
+
+
+class OtelConfig(Section):
+    """OpenTelemetry; headers with credentials come from OTEL_EXPORTER_OTLP_HEADERS."""
+
+    endpoint: Annotated[str, checked_by(functools.partial(check_url, "logging.otel.endpoint"))] | None = None
+    """Collector that accepts OTLP over HTTP, such as http://collector:4318; null: none."""
+
+    @property
+    def is_on(self) -> bool:
+        return self.endpoint is not None
+
 
 class LoggingConfig(Section):
-    """Metrics and samples."""
+    """Metrics, events and samples."""
 
+    tensorboard: bool = True
+    """Write curves for TensorBoard to the run directory."""
     wandb: WandbConfig = WandbConfig()
     """Weights & Biases."""
+    mlflow: MlflowConfig = MlflowConfig()
+    """MLflow."""
+    prometheus: PrometheusConfig = PrometheusConfig()
+    """Prometheus endpoint."""
+    otel: OtelConfig = OtelConfig()
+    """OpenTelemetry collector."""
+    on_end: str | None = None
+    """Shell command that the controller runs when the run has ended, also after a failure or cancel; null: none."""
+    on_end_timeout_s: PositiveFloat = 60.0
+    """Timeout of on_end."""
     samples_per_step: NonNegativeInt = 4
     """Completions per step written to samples.jsonl for the report."""

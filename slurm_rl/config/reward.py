@@ -6,6 +6,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BeforeValidator, Field
 
+from slurm_rl.config.judge import JudgeConfig
 from slurm_rl.config.registry import VerifierName
 from slurm_rl.config.section import Fraction, PositiveFloat, PositiveInt, Section, checked_by, file_of
 
@@ -106,13 +107,15 @@ class RewardConfig(Section):
 
     verifiers: Annotated[dict[VerifierName, float], BeforeValidator(_leave_out_nulls)] = Field(default={})
     """Weight of each verifier; the reward is the weighted sum of their scores, and null removes a verifier. Not used
-    with `function`, `model` or `url`."""
+    with `function`, `model`, `url` or `judge`."""
     function: Annotated[str, file_of("reward.function")] | None = None
     """`file.py:name`, a function (queries, prompts, labels) that computes the reward in the reward workers."""
     model: RewardModelConfig = RewardModelConfig()
     """A trained model that computes the reward, with a copy in each worker."""
     url: Annotated[str, checked_by(_check_urls)] | None = None
     """Comma-separated URLs of external reward services with OpenRLHF's protocol, http://host:5000/get_reward."""
+    judge: JudgeConfig = JudgeConfig()
+    """A language model that computes the reward."""
     num_workers: PositiveInt = 1
     """Processes that score completions."""
     start_timeout_s: PositiveFloat = 120.0
@@ -142,16 +145,22 @@ class RewardConfig(Section):
     @property
     def names_a_scorer(self) -> bool:
         """Whether any source of rewards is configured."""
-        return bool(self.verifiers or self.function or self.model.path or self.url)
+        return bool(self.verifiers or self.function or self.model.path or self.url or self.judge.model)
 
     def problems(self) -> Iterator[str]:
-        chosen = {"reward.function": self.function, "reward.model.path": self.model.path, "reward.url": self.url}
+        chosen = {
+            "reward.function": self.function,
+            "reward.model.path": self.model.path,
+            "reward.url": self.url,
+            "reward.judge.model": self.judge.model,
+        }
         names = [name for name, value in chosen.items() if value is not None]
         if len(names) > 1:
             yield f"only one of these can compute the reward; got {' and '.join(names)}. Next: leave the others out"
-        if self.url is not None and self.service.enabled:
+        outside = "reward.url" if self.url is not None else "reward.judge" if self.judge.model is not None else None
+        if outside and self.service.enabled:
             yield (
-                "reward.url names services outside of the run, so reward.service.enabled would have no effect. "
+                f"{outside} names services outside of the run, so reward.service.enabled would have no effect. "
                 "Next: unset one of the two"
             )
         yield from self._placement_problems()

@@ -16,6 +16,7 @@ READERS: Final[dict[str, tuple[str, ...]]] = {
     **dict.fromkeys(
         ("eval.greedy", "eval.sets", "eval.only", "eval.num_samples", "eval.on_checkpoint", "eval.job"), ("grpo",)
     ),
+    **dict.fromkeys(("logging.on_end", "logging.on_end_timeout_s"), (*OUR_TASKS, *EXTERNAL_TASKS)),
     **dict.fromkeys(("policy.prefix_sharing", "logging.samples_per_step"), ("grpo",)),
     **dict.fromkeys(("data.chosen_key", "data.rejected_key"), ("rm", "dpo")),
     "data.messages_key": ("sft",),

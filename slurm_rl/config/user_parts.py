@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from slurm_rl.config.algorithm import explain_small_group
+from slurm_rl.config.judge import read_prompt
 from slurm_rl.config.registry import ADVANTAGE_FORM, LOSS_FORM, Entry
 from slurm_rl.config.rows import SamplingConfig
 from slurm_rl.config.run import RunConfig
@@ -130,7 +131,7 @@ _OWN_PATHS = ("train", "eval", "data", "reward.model.path")
 
 
 def with_absolute_files(config: RunConfig) -> RunConfig:
-    """Return the config with absolute paths of local files, so that later commands may start in any folder."""
+    """Return the config with absolute paths of local files, and the texts of judges' prompts, for any later folder."""
     for key, spec in named_functions(config).items():
         config = _replace(config, key.split("."), resolve_spec(spec))
     for key, path in named_paths(config).items():
@@ -138,6 +139,10 @@ def with_absolute_files(config: RunConfig) -> RunConfig:
         found = Path(path).absolute() if Path(path).exists() else _find_model(config, key, path)
         if found is not None:
             config = _replace(config, key.split("."), str(found))
+    for key in ("reward.judge.prompt", *(f"{prefix}reward.judge.prompt" for prefix in _own_sections(config))):
+        # The run keeps the text, so later edits of the file do not reach it.
+        if isinstance(prompt := reduce(_below, key.split("."), config), str) and prompt:
+            config = _replace(config, key.split("."), read_prompt(prompt))
     for key, program in _programs(config).items():
         config = _replace(config, key.split("."), tuple(map(_absolute_word, program)))
     return config

@@ -86,6 +86,11 @@ def summarize(run: RunDir) -> dict[str, Any]:
     return cast("dict[str, Any]", load_function("slurm_rl.plugins.report.summary:summarize_run")(run))
 
 
+def finish_sinks(run: RunDir, config: Mapping[str, Any]) -> None:
+    """Run logging.on_end, and send the last events to a collector."""
+    load_function("slurm_rl.plugins.sinks.at_end:finish")(run, config)
+
+
 def write_report(run: RunDir) -> Path:
     """Write summary.json and report.html. Returns the path of the latter."""
     load_function("slurm_rl.plugins.report.summary:write_summary")(run)

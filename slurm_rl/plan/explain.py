@@ -144,13 +144,14 @@ def _model(config: RunConfig, shape: ModelShape | None) -> str:
 
 def _reward(reward: RewardConfig) -> str:
     verifiers = ", ".join(f"{name} x {weight:g}" for name, weight in reward.verifiers.items())
+    if reward.judge.model:
+        return f"the judge {reward.judge.model} at {reward.judge.url}, {count(reward.judge.votes, 'vote')}"
     whole = reward.function or (f"the model {reward.model.path}" if reward.model.path else None) or reward.url
-    return f"{whole or verifiers}, {count(reward.num_workers, 'worker')}{_service(reward.service)}"
+    where = _service(reward.service) if reward.service.enabled else ""
+    return f"{whole or verifiers}, {count(reward.num_workers, 'worker')}{where}"
 
 
 def _service(service: RewardServiceConfig) -> str:
-    if not service.enabled:
-        return ""
     if service.num_replicas == 1 and service.node_group is None:
         return ", in a service of the run"
     where = f" on nodes of {service.node_group}" if service.node_group else ""

@@ -89,6 +89,10 @@ def build_torchrun_argv(
 
 
 SECRET_NAMES = ("WANDB_API_KEY", "HF_TOKEN")
+_SINK_NAMES = {
+    "mlflow": ("MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"),
+    "otel": ("OTEL_EXPORTER_OTLP_HEADERS",),
+}
 # Variables of s3fs and gcsfs; a container's environment has only named variables.
 _BUCKET_NAMES = (
     "AWS_ACCESS_KEY_ID",
@@ -100,12 +104,21 @@ _BUCKET_NAMES = (
 
 
 def secret_names(config: RunConfig) -> tuple[str, ...]:
-    """Return the secret variables of every run, and those of buckets if the run uses a URL.
+    """Return the secret variables of every run, those of its sinks and judges, and those of buckets if it uses a URL.
 
     GOOGLE_APPLICATION_CREDENTIALS names a file, which container.mounts must include.
     """
+    from slurm_rl.config.sources import each_set, each_source  # pydantic, which the node agent lacks
+
     rows = [config.data, *config.data.sources.values()]
     sets = [one.data for one in config.eval.sets.values()]
     places = (config.checkpoint.upload_url, *sets, *(place for one in rows for place in (one.train, one.eval)))
     on_urls = any(place is not None and is_url(place) for place in places)
-    return SECRET_NAMES + (_BUCKET_NAMES if on_urls else ())
+    judges = [one.reward.judge for one in (*each_source(config).values(), *each_set(config).values())]
+    sinks = {name: names for name, names in _SINK_NAMES.items() if getattr(config.logging, name).is_on}
+    names = [
+        *SECRET_NAMES,
+        *(name for names in sinks.values() for name in names),
+        *(judge.api_key for judge in judges if judge.model and judge.api_key),
+    ]
+    return (*dict.fromkeys(names), *(_BUCKET_NAMES if on_urls else ()))

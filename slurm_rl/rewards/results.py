@@ -19,7 +19,7 @@ Verifier: TypeAlias = Callable[[str, str], float]
 
 FailureCause: TypeAlias = Literal["hang", "crash", "exception", "bad score", "service", "reference"]
 """hang: over the deadline. crash: the process died. bad score: NaN, infinite, not a number, or outside [0, 1].
-service: a reward service answered every try of this item with an error.
+service: a reward service or judge answered every try of this item with an error.
 reference: the row's reference answer is unusable."""
 
 
@@ -76,7 +76,7 @@ _REMEDIES: dict[FailureCause, str] = {
     "hang": "raise reward.timeout_s, or fix the verifier that is slow on it",
     "crash": "run the verifier on this completion, and give the job more memory if the kernel killed it",
     "exception": "fix the verifier or the row's answer",
-    "bad score": "return a number in [0, 1] from the verifier",
+    "bad score": "return a number in [0, 1] from the verifier, or have the judge's prompt require the format",
     "reference": "correct the rows' reference answers: `python -m slurm_rl plan` with the same data names them",
     "service": "read the log of the reward service, which failed on this completion",
 }

@@ -20,6 +20,9 @@ new one, never a part. Standard library only: the node agent imports it.
       events.jsonl metrics.jsonl    append-only; one JSON object per line: see jsonl.py
       nodes.jsonl                   evidence against nodes: see plugins/health/evidence.py
       journal/                      turns of episodes in progress; see rollout/turn_log.py
+      judge.jsonl                   replies of a judge; a resumed run reads them again
+      prometheus.json otel_events   address of the endpoint; number of events that a collector has
+      wandb_id                      id of the run on tracking servers
       samples.jsonl                 a few completions of each logged step, for the report
       evals/step-<k>/               run directories of eval.on_checkpoint; see plugins/evals
       checkpoints/step-<k>/         see models/checkpoint/store.py
@@ -80,6 +83,7 @@ class RunDir:
         self.events = self.path / "events.jsonl"
         self.metrics = self.path / "metrics.jsonl"
         self.samples = self.path / "samples.jsonl"
+        self.judge = self.path / "judge.jsonl"
         self.nodes = self.path / "nodes.jsonl"
         self.checkpoints = self.path / "checkpoints"
         self.evals = self.path / "evals"
@@ -90,6 +94,7 @@ class RunDir:
         self.journal = self.path / "journal"
         self.tensorboard = self.path / "tensorboard"
         self.wandb = self.path / "wandb"
+        self.prometheus = self.path / "prometheus.json"
         self.export = self.path / "export"
         self.remedy = self.path / "remedy.json"
         self.summary = self.path / "summary.json"

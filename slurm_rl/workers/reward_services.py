@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from slurm_rl.config.reward import RewardConfig
+from slurm_rl.config.user_files.load import load_function
 from slurm_rl.errors import TrainingError
 from slurm_rl.rewards.scorer import Scorer, open_scorer
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event
@@ -73,6 +74,10 @@ def open_rewards(cluster: Cluster, config: RewardConfig, run: RunDir, attempt: A
     from slurm_rl.rewards.client import RewardClient
 
     report = functools.partial(append_event, run)
+    if config.judge.model is not None:
+        with load_function("slurm_rl.plugins.judge.scorer:open_judge")(config.judge, run) as scorer:
+            yield scorer
+        return
     if not config.num_placed:
         with open_scorer(config, run.secrets, attempt.logs, cluster.nodes.host(), report) as scorer:
             yield scorer

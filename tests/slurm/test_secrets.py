@@ -13,7 +13,8 @@ from tests.slurm.submitting import finish, submit, wait_for_step
 
 pytestmark = pytest.mark.slurm
 
-CANARY = {"WANDB_API_KEY": "canary-5b1d7c52e0", "HF_TOKEN": "canary-9f4e2a7713"}
+CANARY = {"WANDB_API_KEY": "canary-5b1d7c52e0", "HF_TOKEN": "canary-9f4e2a7713", "MY_JUDGE_KEY": "canary-77c01d9be4"}
+JUDGE = ("model=j", "url=http://127.0.0.1:9/v1", "prompt='{completion}'", "api_key=MY_JUDGE_KEY")
 
 
 def command_lines() -> dict[str, str]:
@@ -35,7 +36,7 @@ def files_with_canary(folder: Path) -> list[Path]:
 
 def test_secrets_reach_only_trainer(cluster: Cluster, shared_dir: Path) -> None:
     run, python = shared_dir / "run", make_light_python(shared_dir, real_ray=True)
-    job = submit(cluster, run, python, "name=secret", env=CANARY)
+    job = submit(cluster, run, python, "name=secret", *(f"reward.judge.{word}" for word in JUDGE), env=CANARY)
     lines: dict[str, str] = {}
     deadline = time.monotonic() + 240
     log = run / "attempts" / "1" / "logs" / "driver.log"

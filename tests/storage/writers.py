@@ -181,7 +181,7 @@ def metrics(folder: Path) -> Case:
     steps = lambda: [row["step"] for row in read_rows(run.metrics)]  # noqa: E731
 
     def write() -> None:
-        logger = MetricsLogger(run, demo_config().logging.wandb, "a", {})
+        logger = MetricsLogger(run, demo_config().logging, "a", {})
         try:
             logger.rewind(0)
             logger.log(1, "grpo", {"loss": 0.5})

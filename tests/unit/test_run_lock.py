@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from slurm_rl.config.job import WandbConfig
+from slurm_rl.config.job import LoggingConfig
 from slurm_rl.errors import CheckpointError, LeaseError
 from slurm_rl.models.checkpoint.store import CheckpointStore
 from slurm_rl.run_dir import jsonl
@@ -186,7 +186,7 @@ def test_former_holder_writes_nothing_that_counts(tmp_path: Path, capfd: pytest.
             store.begin(step)
             store.commit(step, {})
         (store.begin(3) / "x").write_text("x")
-        metrics = MetricsLogger(run, WandbConfig(), "light", {})
+        metrics = MetricsLogger(run, LoggingConfig(), "light", {})
         metrics.log(1, "grpo", {})
         append_event(run, "a/b")
         before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 from slurm_rl.config.run import RunConfig
-from slurm_rl.config.usage import find_changed
 
 
 def node_group_problems(config: RunConfig) -> Iterator[str]:
@@ -67,6 +66,8 @@ def _dedicated_problems(config: RunConfig) -> Iterator[str]:
 
 def cluster_problems(config: RunConfig) -> Iterator[str]:
     """Check that launcher and accelerator support the rest of the config."""
+    from slurm_rl.config.usage import find_changed
+
     cluster = config.cluster
     lacks = cluster.launcher_entry.lacks
     if wrong := {key: value for key, value in find_changed(config) if key.startswith(lacks)}:

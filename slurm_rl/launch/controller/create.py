@@ -11,9 +11,10 @@ import yaml
 
 import slurm_rl
 from slurm_rl.config.run import RunConfig
+from slurm_rl.config.sources import each_set, each_source
 from slurm_rl.config.user_files.read import copy_files
 from slurm_rl.config.user_parts import named_functions, program_files
-from slurm_rl.errors import RunDirError
+from slurm_rl.errors import ConfigError, RunDirError
 from slurm_rl.node.private_folder import name_of_user
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir.run_dir import RunDir, expect_writable, write_json, write_text
@@ -29,9 +30,11 @@ def create_run(run: RunDir, config: RunConfig, plan: JobPlan, *, again: bool = F
         again: continue after a requeue of the own job interrupted this function.
 
     Raises:
+        ConfigError: the API key of a judge is not in the environment.
         RunDirError: the directory already holds a run, or other files.
     """
     check_is_free(run, again=again)
+    check_judge_keys(config)
     with expect_writable(run.path, "or choose another run_dir"):
         try:
             run.path.mkdir(parents=True, exist_ok=True)
@@ -41,6 +44,19 @@ def create_run(run: RunDir, config: RunConfig, plan: JobPlan, *, again: bool = F
         except OSError:
             remove_run(run)
             raise
+
+
+def check_judge_keys(config: RunConfig) -> None:
+    """Raise ConfigError if the API key of a judge is not in the environment, from which the job gets it."""
+    judges = [one.reward.judge for one in (*each_source(config).values(), *each_set(config).values())]
+    missing = {judge.api_key for judge in judges if judge.model and judge.api_key and not os.environ.get(judge.api_key)}
+    if missing:
+        name = min(missing)
+        raise ConfigError(
+            "reward.judge.api_key must name a variable that is set where the run is submitted",
+            seen=f"{name} is not set",
+            action=f"export {name}=...; the job gets it by name",
+        )
 
 
 def write_run(run: RunDir, config: RunConfig, plan: JobPlan) -> None:

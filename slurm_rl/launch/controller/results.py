@@ -1,4 +1,5 @@
-"""Files written behind the trainer's back: the copy of an attempt to checkpoint.upload_url, and the report of a job.
+"""Work behind the trainer's back: the copy of an attempt to checkpoint.upload_url; the report of a job and the news of
+its end.
 
 The head's agent copies at its end. It cannot if it was killed, if its node was lost, or if another node's failure made
 Slurm end the whole step, which leaves only KillWait. Then the controller makes the copy in a separate process.
@@ -10,10 +11,13 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import yaml
+
 from slurm_rl.errors import SlurmRLError
 from slurm_rl.launch.controller.allocation import Allocation, IsStopped
-from slurm_rl.launch.hooks import write_report
+from slurm_rl.launch.hooks import finish_sinks, write_report
 from slurm_rl.node.rendezvous import comes_true
+from slurm_rl.run_dir.event_text import read_config_text
 from slurm_rl.run_dir.fs_probe import ForkedTask
 from slurm_rl.run_dir.io_errors import log_to_stderr
 from slurm_rl.run_dir.jsonl import read_rows
@@ -50,6 +54,19 @@ def _write(run: RunDir) -> None:
         cause = f"{type(error).__name__}: {error}"
         append_event(run, "report/failed", cause=cause)
         log_to_stderr(_explain(run, cause))
+
+
+def tell_end(run: RunDir) -> None:
+    """Run logging.on_end, and send the last events, of a run that has ended; nothing for a job that was requeued."""
+    if not run.end.is_file():
+        return
+    config = yaml.safe_load(read_config_text(run)) or {}
+    logging = config.get("logging") or {}
+    if logging.get("on_end") or (logging.get("otel") or {}).get("endpoint"):
+        teller = ForkedTask(lambda: finish_sinks(run, config))
+        if not comes_true(lambda: teller.poll() is not None, logging["on_end_timeout_s"] + _TIMEOUT_S):
+            teller.leave()
+            log_to_stderr("warning: logging.on_end did not end in time")
 
 
 def _explain(run: RunDir, cause: str) -> str:

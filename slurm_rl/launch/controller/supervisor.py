@@ -22,7 +22,7 @@ from slurm_rl.launch.controller.allocation import Allocation
 from slurm_rl.launch.controller.attempts import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOT_OURS
 from slurm_rl.launch.controller.controller import STOP_SIGNALS, Controller
 from slurm_rl.launch.controller.ends import newest_step
-from slurm_rl.launch.controller.results import write_results
+from slurm_rl.launch.controller.results import tell_end, write_results
 from slurm_rl.node.driver import name_signal
 from slurm_rl.node.limits import raise_limits
 from slurm_rl.node.private_folder import remove_tmp_dirs
@@ -71,6 +71,7 @@ def drive(run: RunDir, plan: JobPlan, allocation: Allocation) -> int:
         status = EXIT_FAILED
     if status != EXIT_NOT_OURS:
         write_results(run)
+        tell_end(run)
     return status
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from slurm_rl.config.run import RunConfig
-from slurm_rl.launch.controller.create import copy_functions, snapshot_code, write_run
+from slurm_rl.launch.controller.create import check_judge_keys, copy_functions, snapshot_code, write_run
 from slurm_rl.launch.sweep.ledger import Ledger, SweepDir, SweepRun, save_ledger
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir.run_dir import expect_writable
@@ -37,6 +37,8 @@ class PlannedRun:
 
 def create_runs(sweep: SweepDir, ledger: Ledger, runs: Sequence[PlannedRun]) -> Ledger:
     """Write the run directories, then the ledger with them."""
+    for run in runs:
+        check_judge_keys(run.config)
     then = "or choose another hydra.sweep.dir or cluster.run_root"
     with expect_writable(sweep.path, then, what="the sweep directory"):
         sweep.path.mkdir(parents=True, exist_ok=True)

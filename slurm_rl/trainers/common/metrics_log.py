@@ -1,4 +1,4 @@
-"""Metrics: one row per step in metrics.jsonl, TensorBoard and Weights & Biases.
+"""Metrics: one row per step in metrics.jsonl and in every sink (plugins/sinks/stream.py).
 
     {"step": 412, "stage": "grpo", "reward/mean": 0.53, ..., "time/step_s": 2.1, "time/stamp": 1795223958.8}
 
@@ -12,51 +12,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from slurm_rl.config.job import WandbConfig
+from slurm_rl.config.job import LoggingConfig
 from slurm_rl.config.user_files.load import load_function
 from slurm_rl.errors import TrainingError
-from slurm_rl.run_dir.io_errors import annotate_path
 from slurm_rl.run_dir.jsonl import parse_row, read_rows
 from slurm_rl.run_dir.row_text import render_row
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_row, write_bytes
 from slurm_rl.run_dir.step_log import StepLog
-
-
-class TensorBoardRun:
-    """Event file of an attempt; TensorBoard reads all files of the folder as one run."""
-
-    def __init__(self, folder: Path) -> None:
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
-        self._folder = folder
-        with annotate_path(folder):
-            self._writer = EventFileWriter(str(folder))
-
-    def log(self, step: int, values: Mapping[str, float], wall_time: float) -> None:
-        """Add a point to the curve of each key."""
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
-        points = [Summary.Value(tag=key, simple_value=value) for key, value in values.items()]
-        # Flushed: a killed attempt keeps its last step.
-        self._add(Event(step=step, wall_time=wall_time, summary=Summary(value=points)))
-
-    def purge_after(self, step: int) -> None:
-        """Make readers drop earlier points after `step`."""
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-
-        restart = SessionLog(status=SessionLog.START)
-        self._add(Event(step=step + 1, wall_time=time.time(), session_log=restart))
-
-    def _add(self, event: Any) -> None:
-        with annotate_path(self._folder):
-            self._writer.add_event(event)
-            self._writer.flush()
-
-    def close(self) -> None:
-        with annotate_path(self._folder):
-            self._writer.close()
-
 
 STAMP = "time/stamp"
 
@@ -71,18 +33,15 @@ class MetricsLogger:
     def __init__(
         self,
         run: RunDir,
-        wandb: WandbConfig,
+        logging: LoggingConfig,
         run_name: str,
         config_dict: dict[str, Any],
         attempt: AttemptDir | None = None,
     ) -> None:
-        from slurm_rl.trainers.common.wandb_run import open_wandb
-
         self._run = run
         self.steps = StepLog(None if attempt is None else attempt.steps)
         self._last_step = _last_step(run.metrics)
-        self._tensorboard = TensorBoardRun(run.tensorboard)
-        self._wandb = open_wandb(run, wandb, run_name, config_dict)
+        self._sinks = load_function("slurm_rl.plugins.sinks.stream:open_stream")(run, logging, run_name, config_dict)
 
     def log(self, step: int, stage: str, values: Mapping[str, float]) -> None:
         """Append a row; `values` leaves out missing values."""
@@ -98,9 +57,7 @@ class MetricsLogger:
         self._last_step = step
         # For `logs -f`.
         print(render_row(step, stage, numbers, stamp), flush=True)
-        self._tensorboard.log(step, numbers, stamp)
-        if self._wandb:
-            self._wandb.log(step, numbers)
+        self._sinks.log(step, stage, numbers, stamp)
         self.steps.add(step, stage, numbers)
 
     def rewind(self, step: int, num_rows: int | None = None) -> None:
@@ -113,15 +70,11 @@ class MetricsLogger:
         keep_rows_up_to(self._run.samples, step)
         keep_rows_up_to(self._run.metrics, step, num_rows)
         self._last_step = _last_step(self._run.metrics)
-        # W&B ignores rows of steps that it has, and ours are equal.
-        self._tensorboard.purge_after(step)
+        self._sinks.rewind(step)
 
     def close(self) -> None:
         """Flush and close."""
-        self._tensorboard.close()
-        if self._wandb:
-            self._wandb.sum_up(load_function("slurm_rl.plugins.goodput.read:summarize_goodput")(self._run))
-            self._wandb.close()
+        self._sinks.close()
 
 
 def keep_rows_up_to(path: Path, step: int, num_rows: int | None = None) -> None:

@@ -97,7 +97,7 @@ def run_training(run: RunDir, attempt: AttemptDir) -> None:
     cluster = Cluster(plan, stop)
     cluster.connect()
     append_event(run, "ray/cluster_ready", attempt=attempt.number, nodes=plan.num_nodes)
-    metrics = MetricsLogger(run, config.logging.wandb, config.name, config.model_dump(mode="json"), attempt)
+    metrics = MetricsLogger(run, config.logging, config.name, config.model_dump(mode="json"), attempt)
     try:
         with ExitStack() as stack:
             judges = open_judges(stack, config, run, attempt, cluster, prompts.schemas)

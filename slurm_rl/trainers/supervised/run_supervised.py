@@ -59,9 +59,7 @@ def train(
     saver = PolicySaver(run, config.checkpoint, engine)
     is_first = rank_info.rank == 0
     metrics = (
-        MetricsLogger(run, config.logging.wandb, config.name, config.model_dump(mode="json"), attempt)
-        if is_first
-        else None
+        MetricsLogger(run, config.logging, config.name, config.model_dump(mode="json"), attempt) if is_first else None
     )
     with closing(metrics) if metrics else nullcontext():
         loop = SupervisedLoop(config, run, objective, engine, saver, metrics, stop, budget, add_reference)

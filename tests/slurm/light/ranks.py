@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from trainer import Counter, Loop, add_settings
 
-from slurm_rl.config.job import WandbConfig
+from slurm_rl.config.job import LoggingConfig
 from slurm_rl.errors import StopRequested
 from slurm_rl.node.attempt import open_attempt
 from slurm_rl.node.stop import StopFlag, run_to_outcome
@@ -31,7 +31,7 @@ class Ranks(Loop):
     def __init__(self, run: RunDir, args: argparse.Namespace) -> None:
         metrics = None
         if dist.get_rank() == 0:
-            metrics = MetricsLogger(run, WandbConfig(), "light", {}, run.attempt(args.attempt))
+            metrics = MetricsLogger(run, LoggingConfig(), "light", {}, run.attempt(args.attempt))
         super().__init__(run, args, dist.get_world_size(), metrics)
 
     def run(self, stop: StopFlag) -> None:

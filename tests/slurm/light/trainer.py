@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from slurm_rl.config.job import WandbConfig
+from slurm_rl.config.job import LoggingConfig
 from slurm_rl.errors import StopRequested
 from slurm_rl.models.checkpoint.store import CheckpointStore
 from slurm_rl.node.attempt import attempt_parser, open_attempt
@@ -133,7 +133,7 @@ def train(run: RunDir, args: argparse.Namespace) -> None:
     cluster = Cluster(JobPlan.from_json(read_json(run.plan)), stop)
     cluster.connect()
     append_event(run, "ray/cluster_ready", attempt=args.attempt)
-    metrics = MetricsLogger(run, WandbConfig(), "light", {}, run.attempt(args.attempt))
+    metrics = MetricsLogger(run, LoggingConfig(), "light", {}, run.attempt(args.attempt))
     try:
         with open_placed(run, args, cluster) as scorer:
             LightTrainer(run, args, cluster, metrics, scorer).run()

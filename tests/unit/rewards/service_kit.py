@@ -1,14 +1,13 @@
 import json
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 from slurm_rl.config.reward import RewardConfig, RewardServiceConfig
 from slurm_rl.rewards.results import RewardItem
 from slurm_rl.rewards.supervise import RewardServices
+from tests.http_kit import serve_posts
 
 ODD_FUNCTION = f"{Path(__file__).with_name('odd_function.py')}:reward_func"
 
@@ -41,28 +40,9 @@ Answer = tuple[int, Any]
 def scripted_server(answer: Callable[[dict[str, Any]], Answer]) -> Iterator[str]:
     """Serve scripted answers as a foreign reward service; yield its address."""
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    def respond(path: str, headers: Mapping[str, str], body: bytes) -> tuple[int, dict[str, str], bytes]:
+        status, tree = answer(json.loads(body))
+        return status, {}, tree if isinstance(tree, bytes) else json.dumps(tree).encode()
 
-        def do_POST(self) -> None:
-            tree = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            status, body = answer(tree)
-            data = body if isinstance(body, bytes) else json.dumps(body).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, *args: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}/get_reward"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with serve_posts(respond) as url:
+        yield f"{url}/get_reward"

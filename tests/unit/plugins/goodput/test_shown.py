@@ -13,7 +13,7 @@ from unittest.mock import patch
 import pytest
 
 from slurm_rl.__main__ import main
-from slurm_rl.config.job import WandbConfig
+from slurm_rl.config.job import LoggingConfig
 from slurm_rl.plugins.goodput.command import render_one
 from slurm_rl.plugins.goodput.ledger import build_ledger
 from slurm_rl.plugins.goodput.read import compute_mfu, read_ledger
@@ -21,6 +21,7 @@ from slurm_rl.plugins.goodput.render import render_line
 from slurm_rl.plugins.goodput.types import BUCKETS
 from slurm_rl.plugins.report.html import write_report
 from slurm_rl.plugins.report.summary import write_summary
+from slurm_rl.plugins.sinks.wandb_run import WandbRun
 from slurm_rl.run_dir.jsonl import append_row
 from slurm_rl.run_dir.run_dir import RunDir, write_json, write_text
 from slurm_rl.trainers.common.metrics_log import MetricsLogger
@@ -129,9 +130,10 @@ def test_unknown_mfu_is_explained() -> None:
 
 def test_wandb_gets_goodput_at_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, told = write_run(tmp_path / "a", golden()), dict[str, float | str]()
-    wandb = SimpleNamespace(sum_up=told.update, close=lambda: told.setdefault("closed", 1.0))
-    monkeypatch.setattr("slurm_rl.trainers.common.wandb_run.open_wandb", lambda *_: wandb)
-    MetricsLogger(run, WandbConfig(), "a", {}).close()
+    folder = SimpleNamespace(sync_dir="/none")
+    wandb = SimpleNamespace(settings=folder, summary=told, finish=lambda: told.setdefault("closed", 1.0))
+    monkeypatch.setattr("slurm_rl.plugins.sinks.wandb_run.open_wandb", lambda *_: WandbRun(run, wandb))
+    MetricsLogger(run, LoggingConfig(), "a", {}).close()
     ledger = read_ledger(run)
     assert ledger is not None
     values = {"goodput/goodput": ledger.goodput, "goodput/sentence": render_line(ledger), "closed": 1.0}

@@ -1,15 +1,8 @@
-from pathlib import Path
-
 import pytest
 
 from slurm_rl.run_dir.run_dir import RunDir
 
 from .sample_run import fill, make_events, make_rows
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> RunDir:
-    return RunDir(tmp_path / "addition-1")
 
 
 @pytest.fixture

@@ -5,14 +5,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slurm_rl.config.job import WandbConfig
+from slurm_rl.config.job import LoggingConfig, WandbConfig
 from slurm_rl.errors import TrainingError
 from slurm_rl.run_dir.jsonl import append_row, read_rows
 from slurm_rl.run_dir.run_dir import RunDir
 from slurm_rl.run_dir.step_log import StepLog
 from slurm_rl.trainers.common.metrics_log import MetricsLogger, keep_rows_up_to
 
-DISABLED = WandbConfig(mode="disabled")
+DISABLED = LoggingConfig(wandb=WandbConfig(mode="disabled"))
 
 
 @pytest.fixture

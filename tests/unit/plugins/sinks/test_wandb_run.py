@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 
-from slurm_rl.config.job import WandbConfig
+from slurm_rl.config.job import LoggingConfig, WandbConfig
+from slurm_rl.plugins.sinks import wandb_run
+from slurm_rl.plugins.sinks.run_id import load_id
+from slurm_rl.plugins.sinks.stream import MetricRow
+from slurm_rl.plugins.sinks.wandb_run import WandbRun, find_key, open_wandb
 from slurm_rl.run_dir.event_text import read_events
 from slurm_rl.run_dir.run_dir import RunDir
-from slurm_rl.trainers.common import wandb_run
 from slurm_rl.trainers.common.metrics_log import MetricsLogger
-from slurm_rl.trainers.common.wandb_run import WandbRun, find_key, load_id, open_wandb
 
 CANARY = "0123456789abcdef0123456789abcdefcanary00"
 
@@ -63,7 +65,7 @@ def test_key_is_read_from_netrc_of_server(own_home: Path, monkeypatch: pytest.Mo
 
 def test_offline_attempts_share_id_and_have_no_key(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", CANARY)
-    logger = MetricsLogger(run, WandbConfig(mode="offline"), "addition", {"optim": {"lr": 0.5}})
+    logger = MetricsLogger(run, LoggingConfig(wandb=WandbConfig(mode="offline")), "addition", {"optim": {"lr": 0.5}})
     logger.log(1, "grpo", {"reward/mean": 0.25})
     logger.close()
     (written,) = run.wandb.glob(f"wandb/offline-run-*-{load_id(run)}/*.wandb")
@@ -86,7 +88,7 @@ def test_silent_server_is_bounded_and_run_continues_offline(run: RunDir, monkeyp
     monkeypatch.setattr(wandb_run, "INIT_TIMEOUT_S", 1.0)
     opened = open_wandb(run, WandbConfig(mode="auto"), "addition", {})
     assert opened is not None
-    opened.log(1, {"reward/mean": 0.25})
+    opened.log(MetricRow(1, "grpo", {"reward/mean": 0.25}, 0.0))
     opened.close()
     offline, started = wandb_events(run)
     assert offline["kind"] == "wandb/offline"
@@ -113,8 +115,8 @@ def test_failure_is_reported_once_without_key_and_closing_ends(run: RunDir, monk
 
     # It has no `finish`: a run that failed is not touched again.
     broken = WandbRun(run, SimpleNamespace(settings=SimpleNamespace(sync_dir="/runs/a/wandb/run-1"), log=fail))
-    broken.log(1, {"reward/mean": 0.5})
-    broken.log(2, {"reward/mean": 0.5})
+    broken.log(MetricRow(1, "grpo", {"reward/mean": 0.5}, 0.0))
+    broken.log(MetricRow(2, "grpo", {"reward/mean": 0.5}, 0.0))
     began = time.monotonic()
     broken.close()
     assert time.monotonic() - began < 100

@@ -10,23 +10,25 @@ import contextlib
 import importlib
 import netrc
 import os
-import secrets
 import shlex
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from slurm_rl.config.job import WandbConfig
-from slurm_rl.run_dir.run_dir import RunDir, append_event, write_text
+from slurm_rl.plugins.goodput.read import summarize_goodput
+from slurm_rl.plugins.sinks.run_id import load_id
+from slurm_rl.plugins.sinks.stream import MetricRow, Sink, SinkContext
+from slurm_rl.run_dir.run_dir import RunDir, append_event
 
 INIT_TIMEOUT_S = 30.0
 FINISH_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 15.0
 
 
-class WandbRun:
+class WandbRun(Sink):
     """An open W&B run; it is disabled after its first failure."""
 
     def __init__(self, run: RunDir, wandb_run: Any) -> None:
@@ -34,15 +36,13 @@ class WandbRun:
         self._wandb_run = wandb_run
         self._folder = str(wandb_run.settings.sync_dir)
 
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        self._guard(lambda: self._wandb_run.log(dict(values), step=step))
-
-    def sum_up(self, values: Mapping[str, float | str]) -> None:
-        """Set fields of the run's summary."""
-        self._guard(lambda: self._wandb_run.summary.update(dict(values)))
+    def log(self, row: MetricRow) -> None:
+        # W&B ignores rows of steps that it has, which a resumed run repeats.
+        self._guard(lambda: self._wandb_run.log(dict(row.values), step=row.step))
 
     def close(self) -> None:
-        """Upload the rest within FINISH_TIMEOUT_S."""
+        """Set the run's summary, and upload the rest within FINISH_TIMEOUT_S."""
+        self._guard(lambda: self._wandb_run.summary.update(summarize_goodput(self._run)))
         self._guard(lambda: self._wandb_run.finish())
         _stop_service()
 
@@ -54,6 +54,10 @@ class WandbRun:
         except Exception as error:
             self._wandb_run = None
             append_event(self._run, "wandb/failed", cause=_cause(error), sync=f"wandb sync {shlex.quote(self._folder)}")
+
+
+def open_sink(context: SinkContext) -> Sink | None:
+    return open_wandb(context.run, context.logging.wandb, context.name, dict(context.config))
 
 
 def open_wandb(run: RunDir, config: WandbConfig, run_name: str, config_dict: dict[str, Any]) -> WandbRun | None:
@@ -131,14 +135,6 @@ def _private_settings() -> dict[str, Any]:
         "finish_timeout": FINISH_TIMEOUT_S,
         "finish_timeout_raises": True,
     }
-
-
-def load_id(run: RunDir) -> str:
-    """Return the W&B id of this run, created by the first attempt."""
-    path = run.path / "wandb_id"
-    if not path.is_file():
-        write_text(path, secrets.token_hex(8) + "\n")
-    return path.read_text(encoding="utf-8").strip()
 
 
 def find_key() -> str | None:

@@ -1,0 +1,131 @@
+"""Config of a judge: a language model behind an OpenAI-compatible API that scores completions."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import Field
+
+from slurm_rl.config.paths import check_url, expand_user
+from slurm_rl.config.section import NonNegativeFloat, PositiveFloat, PositiveInt, Section, checked_by
+from slurm_rl.errors import ConfigError
+
+FIELDS: Final = ("question", "completion", "reference")
+"""Names in braces that a prompt may contain."""
+_COMPLETION = "{completion}"
+_REQUEST: dict[str, Any] = {"temperature": 0.0, "max_tokens": 512}
+
+
+def _check_variable(name: str) -> None:
+    if not re.fullmatch(r"[A-Z_][A-Z0-9_]{0,79}", name):
+        # The value is not printed: it may be the key itself.
+        raise ValueError(
+            "reward.judge.api_key must be the name of an environment variable, in capitals; got another text. "
+            "Next: export OPENAI_API_KEY=..., and reward.judge.api_key=OPENAI_API_KEY"
+        )
+
+
+def _check_url(url: str) -> None:
+    check_url("reward.judge.url", url)
+    if not url.startswith(("http://", "https://")):
+        raise ValueError(f"reward.judge.url must be http:// or https://; got {url!r}")
+
+
+class JudgeConfig(Section):
+    """A language model that scores completions, behind an OpenAI-compatible API."""
+
+    model: str | None = None
+    """Name of the model in requests; null: no judge."""
+    url: Annotated[str, checked_by(_check_url)] | None = None
+    """Base URL of the API, such as https://api.openai.com/v1."""
+    api_key: Annotated[str, checked_by(_check_variable)] | None = None
+    """Name of the environment variable that contains the API key; null: the API needs none."""
+    prompt: str = ""
+    """File with the judge's prompt, or its text; {completion}, {question} and {reference} are filled in."""
+    parser: Literal["number", "choice", "json"] = "number"
+    """Format of the verdict. number, choice: on the last line of the reply; json: the last JSON object of the reply."""
+    range: tuple[float, float] = (0.0, 1.0)
+    """Lowest and highest number of a verdict (number, json); they become rewards of 0 and 1."""
+    choices: dict[str, float] = Field(default={})
+    """Reward of each word that the judge may choose (choice)."""
+    json_key: str = "score"
+    """Key of the verdict (json); the other numbers of the object are logged."""
+    votes: PositiveInt = 1
+    """Replies per completion; the reward is their mean."""
+    tries: PositiveInt = 2
+    """Replies requested for a vote until one can be parsed."""
+    request: dict[str, Any] = Field(default={})
+    """Additional fields of each request, besides temperature 0.0 and max_tokens 512; null removes one."""
+    num_connections: PositiveInt = 32
+    """Concurrent requests."""
+    timeout_s: PositiveFloat = 60.0
+    """Timeout of one request."""
+    deadline_s: PositiveFloat = 300.0
+    """Time over which the failing requests of a completion are retried; then its reward has failed."""
+    price_input: NonNegativeFloat = 0.0
+    """Price of a million prompt tokens, for score/judge_cost."""
+    price_output: NonNegativeFloat = 0.0
+    """Price of a million tokens of replies."""
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Return the additional fields of each request."""
+        return {name: value for name, value in (_REQUEST | self.request).items() if value is not None}
+
+    def problems(self) -> Iterator[str]:
+        if self.model is None:
+            return
+        if self.url is None:
+            yield "reward.judge.model needs the API's address, reward.judge.url; got null"
+        if not self.prompt:
+            yield "reward.judge.prompt must be a file with the judge's prompt; got none. Next: see docs/rewards.md"
+        elif _COMPLETION in self.prompt and (fault := find_fault(self.prompt)):
+            yield fault
+        if (self.parser == "choice") != bool(self.choices):
+            yield (
+                f"reward.judge.choices is for parser=choice, which needs it; got {self.choices} with "
+                f"parser={self.parser}. Next: +reward.judge.choices.GOOD=1.0 +reward.judge.choices.BAD=0.0"
+            )
+        if self.range[0] >= self.range[1]:
+            yield f"reward.judge.range must be [lowest, highest]; got {list(self.range)}"
+        if self.votes > 1 and self.fields.get("temperature") == 0:
+            yield (
+                f"votes with temperature 0 are equal; got {self.votes}. Next: reward.judge.votes=1, or "
+                "+reward.judge.request.temperature=1.0"
+            )
+        if taken := sorted({"model", "messages", "stream", "n"} & set(self.request)):
+            yield f"reward.judge.request must not contain {', '.join(taken)}, which the judge sets itself"
+
+
+def find_fault(prompt: str) -> str | None:
+    """Return the rule that a prompt breaks, or None.
+
+    >>> find_fault("Rate {completion} as {{'score': 1}}") is None
+    True
+    >>> find_fault("Rate {answer}: {completion}")
+    'a prompt of a judge may contain {question}, {completion}, {reference}; got {answer}'
+    """
+    known = ", ".join(f"{{{name}}}" for name in FIELDS)
+    names = [name for name in re.findall(r"(?<!\{)\{([A-Za-z_]+)\}(?!\})", prompt) if name not in FIELDS]
+    return f"a prompt of a judge may contain {known}; got {{{names[0]}}}" if names else None
+
+
+def read_prompt(prompt: str) -> str:
+    """Return the text of a prompt that may be a file.
+
+    Raises:
+        ConfigError: the file cannot be read, or its text is no prompt.
+    """
+    if _COMPLETION in prompt or not prompt:
+        return prompt
+    try:
+        text = expand_user(Path(prompt)).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        seen = f"{prompt[:200]!r} ({getattr(error, 'strerror', None) or error})"
+        rule = f"reward.judge.prompt must be a readable file, or a text with {_COMPLETION}"
+        raise ConfigError(rule, seen=seen, action="create the file, or correct the path") from None
+    fault = find_fault(text) if _COMPLETION in text else f"a prompt of a judge must contain {_COMPLETION}; got none"
+    if fault:
+        raise ConfigError(f"{prompt}: {fault}", action="correct the file")
+    return text
