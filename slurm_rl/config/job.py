@@ -2,6 +2,7 @@
 
 import functools
 import re
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -128,6 +129,11 @@ class MlflowConfig(Section):
         return self.tracking_uri is not None
 
 
+def _check_absolute(path: str) -> None:
+    if not Path(path).is_absolute():
+        raise ValueError(f"logging.prometheus.targets_dir must be an absolute path; got {path!r}")
+
+
 class PrometheusConfig(Section):
     """An endpoint on the head node that Prometheus scrapes; it has no authentication."""
 
@@ -137,6 +143,8 @@ class PrometheusConfig(Section):
     """Interface that the endpoint listens on: loopback, or all interfaces of the head node."""
     port: Annotated[int, Field(ge=1, le=65535)] | None = None
     """Port of the endpoint; null: a free one."""
+    targets_dir: Annotated[str, checked_by(_check_absolute)] | None = None
+    """Folder that gets <run>.json with the address while the run trains, for file_sd_configs; null: none."""
 
     @property
     def is_on(self) -> bool:
@@ -148,6 +156,8 @@ class OtelConfig(Section):
 
     endpoint: Annotated[str, checked_by(functools.partial(check_url, "logging.otel.endpoint"))] | None = None
     """Collector that accepts OTLP over HTTP, such as http://collector:4318; null: none."""
+    events: bool = True
+    """Send events too, as log records; false for a receiver of metrics only, such as Prometheus."""
 
     @property
     def is_on(self) -> bool:

@@ -19,7 +19,7 @@ _TAIL_CHARS = 500
 def finish(run: RunDir, config: Mapping[str, Any]) -> None:
     """Send the last events, then run the command. A failure is an event; the outcome of the run stays."""
     logging = parse_config(dict(config)).logging
-    if logging.otel.is_on:
+    if logging.otel.is_on and logging.otel.events:
         try:
             sink = open_otel(SinkContext(run, logging, str(config["name"]), config))
             for event in read_rows(run.events):

@@ -28,9 +28,8 @@ def open_otel(context: SinkContext) -> Sink:
 class OtelExporter(Sink):
     """Exports each row and each event in a request of its own."""
 
-    wants_events = True
-
     def __init__(self, context: SinkContext) -> None:
+        self.wants_events = context.logging.otel.events
         rule = "logging.otel needs opentelemetry-exporter-otlp, which vLLM brings"
         metrics, logs = (import_heavy(f"{_HTTP}.{name}", rule) for name in ("metric_exporter", "_log_exporter"))
         resource = import_heavy("opentelemetry.sdk.resources", rule)

@@ -5,13 +5,13 @@
     slurm_rl_row_timestamp_seconds{run="addition-1", stage="grpo"} 1795223958.8
     slurm_rl_events_total{run="addition-1", kind="checkpoint/saved"} 4
 
-prometheus.json in the run directory names the endpoint in the format of Prometheus' file_sd_configs, so one line of its
-configuration finds all runs. There is no authentication: see docs/reference/security.md.
+prometheus.json in the run directory, and a file in logging.prometheus.targets_dir, name the endpoint in the format of
+Prometheus' file_sd_configs. There is no authentication: see docs/reference/security.md.
 """
 
-import contextlib
 import os
 import socket
+from pathlib import Path
 from typing import Any
 
 from slurm_rl.config.user_files.load import import_heavy
@@ -55,8 +55,10 @@ class PrometheusEndpoint(Sink):
         self._server = _start(prometheus, registry, context)
         host = socket.gethostname() if context.logging.prometheus.address == "all" else "127.0.0.1"
         target = f"{host}:{self._server.server_port}"
-        self._file = context.run.prometheus
-        write_json(self._file, [{"targets": [target], "labels": {"run_dir": str(context.run.path)}}])
+        folder = context.logging.prometheus.targets_dir
+        self._files = [context.run.prometheus, *([Path(folder) / f"{self._name}.json"] if folder else [])]
+        for file in self._files:
+            write_json(file, [{"targets": [target], "labels": {"run_dir": str(context.run.path)}}])
         append_event(context.run, "prometheus/ready", url=f"http://{target}/metrics")
 
     def log(self, row: MetricRow) -> None:
@@ -72,8 +74,8 @@ class PrometheusEndpoint(Sink):
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
-        with contextlib.suppress(FileNotFoundError):
-            self._file.unlink()
+        for file in self._files:
+            file.unlink(missing_ok=True)
 
 
 def _start(prometheus: Any, registry: Any, context: SinkContext) -> Any:
