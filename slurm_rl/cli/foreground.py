@@ -33,6 +33,7 @@ _LEAVE_TEXT = (
     "to end it: python -m slurm_rl cancel {path}"
 )
 _EXIT_SIGTERM = 128 + signal.SIGTERM
+_LEAVING = (signal.SIGHUP, signal.SIGTERM)
 _POLL_S = 0.05
 _CLOSE_DISPLAY_S = 1.0
 
@@ -68,6 +69,8 @@ def follow_to_the_end(run: RunDir, job: Any, *, as_json: bool = False) -> int:
     A child process reads the run directory, which may hang; this process only handles Ctrl-C and polls the job.
     """
     ours, theirs = socket.socketpair()
+    # A signal that arrives before its handler waits for it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _LEAVING)
     display = ForkedTask(lambda: catch_errors(lambda: _display(run, job, ours, theirs, as_json=as_json)))
     theirs.close()
     if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # with nohup the user wants the run to continue
@@ -75,6 +78,7 @@ def follow_to_the_end(run: RunDir, job: Any, *, as_json: bool = False) -> int:
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # the head of `join` stops its run instead
         signal.signal(signal.SIGTERM, _leave)
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _LEAVING)
         return _wait(run, job, display, ours)
     except KeyboardInterrupt:
         _close_display(ours)
