@@ -16,7 +16,13 @@ pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(1200)]
 SMALL = (
     *("+exp=demo", "+cluster=slurm_cpu", "cluster.num_nodes=1", "ray.dashboard=false", "logging.wandb.mode=disabled"),
     *("warmup.num_steps=4", "warmup.batch_size=16", "trainer.num_steps=2", "trainer.prompts_per_step=4"),
-    *("data.num_eval=8", "checkpoint.interval=2", "checkpoint.keep_last=1", "checkpoint.keep_best=false"),
+    *(
+        "cluster.internet=false",
+        "data.num_eval=8",
+        "checkpoint.interval=2",
+        "checkpoint.keep_last=1",
+        "checkpoint.keep_best=false",
+    ),
 )
 EVALS = ("eval.on_checkpoint=true", "+eval.sets.sums.data=addition", "+eval.sets.sums.num_rows=8")
 

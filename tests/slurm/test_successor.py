@@ -180,3 +180,24 @@ def test_lost_node_continues_and_scancel_ends_run(strict_cluster: Cluster, share
     assert wait_for_end(run)["cause"] == f"job {last} was cancelled (scancel)"
     check_no_job_remains(cluster)
     assert "state   interrupted" in cli(cluster, shared_dir, "status", "run").stdout
+
+
+@pytest.mark.slow
+def test_element_of_sweep_continues_in_successor(strict_cluster: Cluster, shared_dir: Path) -> None:
+    cluster, python = strict_cluster, make_light_python(shared_dir)
+    words = ["+exp=demo", "+cluster=slurm_cpu", f"cluster.python={python}", "cluster.num_nodes=1", "seed=0,1"]
+    run_cli(cluster, shared_dir, "-m", *words, f"cluster.run_root={shared_dir}/runs", "job.max_failures=1")
+    runs = sorted(shared_dir.glob("runs/*/[01]"))
+    for run in runs:
+        wait_for_step(run)
+    element = job_id(runs[1])
+    assert element.endswith("_1")
+    kill_trainer(cluster, runs[1])
+    wait_for_step(runs[1], attempt=2)
+    reach_limit(cluster, runs[1])
+    wait_for_step(runs[1], attempt=3)
+    assert job_id(runs[1]) not in (element, job_id(runs[0]))
+    kill_trainer(cluster, runs[1])
+    assert wait_for_end(runs[1])["state"] == "failed", "the failure in the array counts"
+    finish(runs[0])
+    check_no_job_remains(cluster)

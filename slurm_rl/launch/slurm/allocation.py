@@ -75,7 +75,7 @@ class SlurmAllocation(Allocation):
         self.hosts = Hosts(run, plan)
         self.chosen: list[str] = []
         self.guard = Guard(plan, self.job_id)
-        self.successor = Successor(run, plan, self.job_id)
+        self.successor = Successor(run, plan, self.job_id, self.job_key)
 
     @property
     def has_nodes(self) -> bool:

@@ -70,9 +70,10 @@ class SlurmLauncher(Launcher):
             # The run directory may have a state, also on a machine without Slurm.
             return [RunState("unknown", str(error), error=error) for _ in jobs]
         gone = [job for job in jobs if not job.run.end.is_file() and _has_ended(known.get(job.job_id))]
-        if successors := _find_successors(gone):
-            known |= commands.query_jobs(successors.values())
-            jobs = [replace(job, job_id=successors.get(job.job_id, job.job_id)) for job in jobs]
+        with contextlib.suppress(SlurmRLError):
+            if successors := _find_successors(gone):
+                known |= commands.query_jobs(successors.values())
+                jobs = [replace(job, job_id=successors.get(job.job_id, job.job_id)) for job in jobs]
         return [_read_state(job, known.get(job.job_id)) for job in jobs]
 
     def is_alive(self, job: Job) -> bool:

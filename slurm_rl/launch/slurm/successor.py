@@ -23,7 +23,7 @@ from slurm_rl.plan.sbatch import render_batch_script, submission_argv
 from slurm_rl.run_dir.run_dir import RunDir, append_event, read_json, write_json, write_text
 
 FOLLOWED = "SLURM_RL_FOLLOWED_JOB"
-"""Variable of a successor: id of the job before it."""
+"""Variable of a successor: id and key of the job before it, which differ in an array."""
 LOST = "slurm_rl lost the node of its controller"
 """Comment of a job that its guard cancelled; see allocation.py."""
 # sbatch may time out although Slurm queues the job.
@@ -34,8 +34,8 @@ _LOOK_S = 2.0
 class Successor:
     """The job that follows `job_id`."""
 
-    def __init__(self, run: RunDir, plan: JobPlan, job_id: str) -> None:
-        self.run_dir, self.plan, self.followed = run, plan, job_id
+    def __init__(self, run: RunDir, plan: JobPlan, job_id: str, job_key: str) -> None:
+        self.run_dir, self.plan, self.followed, self.followed_key = run, plan, job_id, job_key
         self.script = script_after(run, job_id)
         self.job_id: str | None = None
         self.refusal = ""
@@ -58,10 +58,12 @@ class Successor:
         command = (
             f"{shlex.quote(self.plan.host_python)} -u -m slurm_rl.launch.jobs {shlex.quote(str(self.run_dir.path))}"
         )
-        text = render_batch_script(self.plan, f"env {FOLLOWED}={self.followed} {command}")
+        text = render_batch_script(self.plan, f"env {FOLLOWED}={self.followed}:{self.followed_key} {command}")
         write_text(self.script, text)
         plan, _ = exclude_at_submit(self.run_dir, self.plan)
-        options = {**plan.sbatch, "dependency": f"afterany:{self.followed}"}
+        # `run-in-job` knows no time limit.
+        limit = {"time": read_fields("job", self.followed).get("TimeLimit", "UNLIMITED")}
+        options = {**limit, **plan.sbatch, "dependency": f"afterany:{self.followed}"}
         try:
             job_id = submit([*submission_argv(replace(plan, sbatch=options)), str(self.script)])
         except UnknownJobError:
@@ -81,16 +83,16 @@ class Successor:
     def take_over(self) -> None:
         """Record the successor as the job of the run."""
         job = read_json(self.run_dir.job)
-        earlier = [*job.get("earlier", []), self.followed]
+        earlier = [*job.get("earlier", []), self.followed_key]
         write_json(self.run_dir.job, {"launcher": self.plan.launcher, "job_id": self.job_id, "earlier": earlier})
         append_event(self.run_dir, "successor/takes_over", job=self.followed, job_id=self.job_id)
 
     def withdraw(self) -> None:
-        """Cancel the successor of a run that has ended."""
-        if self.job_id is None:
+        """Cancel the successor of a run that has ended, also of an earlier start of this job."""
+        if self.job_id is None and not self.script.is_file():
             return
         try:
-            cancel([self.job_id])
+            cancel([self.job_id] if self.job_id else find_by_script(str(self.script)))
         except SlurmRLError as error:  # it ends by itself when it starts
             append_event(self.run_dir, "successor/not_cancelled", job_id=self.job_id, cause=str(error))
 
@@ -115,11 +117,12 @@ def was_ended_by_slurm(job_id: str) -> bool:
 
 
 def follow(run: RunDir, own_id: str) -> tuple[list[str], str | None]:
-    """Return the earlier jobs that this one continues, and the reason if it must not run; call with the run's lock."""
-    followed, job = os.environ.get(FOLLOWED), load_job(run)
+    """Return the keys of the jobs that this one continues, and the reason if it must not run; the lock is held."""
+    followed, _, key = os.environ.get(FOLLOWED, "").partition(":")
+    job = load_job(run)
     if job is not None and job.job_id == own_id:
         return list(job.earlier), None
-    if followed is None:
+    if not followed:
         return [], None
     if job is None or job.job_id != followed:
         return [], f"job {followed} was followed by job {job.job_id if job else 'unknown'}"
@@ -130,4 +133,4 @@ def follow(run: RunDir, own_id: str) -> tuple[list[str], str | None]:
         cause = f"job {followed} was cancelled (scancel)"
         record_end(run, "interrupted", EXIT_INTERRUPTED, cause)
         return [], cause
-    return [*job.earlier, followed], None
+    return [*job.earlier, key], None

@@ -21,7 +21,7 @@ from slurm_rl.run_dir.run_dir import RunDir, append_event, read_json, write_json
 
 _PAUSE_S = 5.0
 _TIMEOUT_S = 180.0
-_MODEL = "model.json"
+_MODEL, _BASE = "model.json", "base"
 
 
 class EvalSubmitter:
@@ -94,11 +94,15 @@ def _submit(run: RunDir, step: int, target: RunDir) -> str:
         return submit_run(target, JobPlan.from_json(read_json(target.plan))).job_id
     source = parse_config(yaml.safe_load(run.config.read_text(encoding="utf-8")))
     link_files(run.checkpoints / f"step-{step}" / "policy", target.evaluated)
-    write_json(target.evaluated / _MODEL, source.model.model_dump(mode="json"))
+    model = source.model.model_dump(mode="json")
+    if source.model.path is None:  # a container of the job does not see the run's folder
+        link_files(run.model, target.evaluated / _BASE)
+        model["path"] = str(target.evaluated / _BASE)
+    write_json(target.evaluated / _MODEL, model)
     config = build_eval_config(source, run, step)
     plan = plan_in(config, target)
-    model = config.model.model_copy(update={"path": str(target.model)})
-    create_run(target, config.model_copy(update={"model": model}), plan, again=True)
+    converted = config.model.model_copy(update={"path": str(target.model)})
+    create_run(target, config.model_copy(update={"model": converted}), plan, again=True)
     return submit_run(target, plan).job_id
 
 

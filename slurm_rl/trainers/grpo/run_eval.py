@@ -34,8 +34,8 @@ def convert_evaluated(run: RunDir) -> None:
 
     model = ModelConfig.model_validate(read_json(run.evaluated / _MODEL))
     if not (run.model / "config.json").is_file():
-        base = model.path or str(run.path.parents[1] / run.model.name)
-        convert_checkpoint(run.evaluated, base, model, run.model, _SHARD_BYTES, check_logits=False)
+        assert model.path is not None, "submit.py names a folder"
+        convert_checkpoint(run.evaluated, model.path, model, run.model, _SHARD_BYTES, check_logits=False)
     shutil.rmtree(run.evaluated)
 
 

@@ -20,10 +20,10 @@ JOB = {"launcher": "slurm", "job_id": "7", "earlier": ["5"]}
     [
         ("7", None, JOB, False, "COMPLETED", (["5"], None)),
         ("8", None, None, False, "COMPLETED", ([], None)),
-        ("8", "7", JOB, False, "PREEMPTED", (["5", "7"], None)),
-        ("8", "7", JOB, False, "CANCELLED", ([], "job 7 was cancelled (scancel)")),
-        ("8", "7", JOB, True, "COMPLETED", ([], "the run has ended: finished")),
-        ("9", "7", {**JOB, "job_id": "8"}, False, "COMPLETED", ([], "job 7 was followed by job 8")),
+        ("8", "7:6", JOB, False, "PREEMPTED", (["5", "6"], None)),
+        ("8", "7:6", JOB, False, "CANCELLED", ([], "job 7 was cancelled (scancel)")),
+        ("8", "7:6", JOB, True, "COMPLETED", ([], "the run has ended: finished")),
+        ("9", "7:6", {**JOB, "job_id": "8"}, False, "COMPLETED", ([], "job 7 was followed by job 8")),
     ],
     ids=["own", "first", "preempted", "cancelled", "ended", "second of two"],
 )

@@ -58,6 +58,7 @@ def run(tmp_path: Path) -> RunDir:
     run = RunDir(tmp_path / "run")
     config = load_config([*WORDS, f"run_dir={run.path}"])
     create_run(run, config, plan_in(config, run))
+    run.model.mkdir()
     return run
 
 
