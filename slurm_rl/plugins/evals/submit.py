@@ -97,7 +97,7 @@ def _submit(run: RunDir, step: int, target: RunDir) -> str:
     model = source.model.model_dump(mode="json")
     if source.model.path is None:  # a container of the job does not see the run's folder
         link_files(run.model, target.evaluated / _BASE)
-        model["path"] = str(target.evaluated / _BASE)
+        model |= {"path": str(target.evaluated / _BASE), "from_config": None}
     write_json(target.evaluated / _MODEL, model)
     config = build_eval_config(source, run, step)
     plan = plan_in(config, target)

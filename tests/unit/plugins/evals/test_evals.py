@@ -8,6 +8,7 @@ import pytest
 
 from slurm_rl.cli.status import render_status
 from slurm_rl.config.load import load_config
+from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError, SubmitError, UnknownJobError
 from slurm_rl.launch import jobs
@@ -87,7 +88,8 @@ def test_checkpoint_gets_one_job_and_may_be_pruned(run: RunDir, slurm: Slurm) ->
     submit_missing(run)
     assert len(slurm.submitted) == 2
     target = list_evals(run)[10]
-    assert (target.evaluated / "layout.json").is_file() and read_json(target.evaluated / "model.json")
+    assert (target.evaluated / "layout.json").is_file()
+    assert ModelConfig.model_validate(read_json(target.evaluated / "model.json")).path == str(target.evaluated / "base")
     assert read_json(target.plan)["sbatch"]["partition"] == "small"
 
 
