@@ -11,6 +11,7 @@ from slurm_rl.cli.output import note
 from slurm_rl.config.run import RunConfig
 from slurm_rl.config.user_files.load import load_function
 from slurm_rl.errors import ConfigError
+from slurm_rl.launch.controller.create import check_judge_keys
 from slurm_rl.launch.runs.checks import check_submission
 from slurm_rl.launch.runs.interpreter import check_interpreter
 from slurm_rl.launch.runs.model_shape import describe_prompts, find_shape, find_shape_at
@@ -26,12 +27,13 @@ def run(args: argparse.Namespace) -> int:
     print(_render(args, config, plan), flush=True)
     check_submission(config, plan, directory, note)
     verdict = "valid, not submitted"
-    try:
-        check_interpreter(plan, note)
-    except ConfigError as error:
-        # A plan may be made on another machine than the one that submits.
-        note(f"warning: submit will refuse this: {error}")
-        verdict = "valid except for this machine's Python (see the warning), not submitted"
+    # A plan may be made on another machine, or in another environment, than the one that submits.
+    for check in (lambda: check_interpreter(plan, note), lambda: check_judge_keys(config)):
+        try:
+            check()
+        except ConfigError as error:
+            note(f"warning: submit will refuse this: {error}")
+            verdict = "valid except for this machine's Python or environment (see the warning), not submitted"
     if not args.json:
         print(verdict)
     return 0

@@ -2,6 +2,7 @@
 
 import functools
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -74,6 +75,15 @@ class JobConfig(Section):
     def time_limit_min(self) -> int | None:
         """Time limit in minutes, rounded as Slurm does."""
         return None if self.time_limit is None else parse_minutes(self.time_limit)
+
+    def problems(self) -> Iterator[str]:
+        limit = self.time_limit_min
+        if limit is not None and 60 * limit <= self.planned_lead_s:
+            yield (
+                f"job.time_limit must be longer than job.checkpoint_lead_s; got {limit} min and "
+                f"{self.planned_lead_s} s, so the run would stop as it starts. "
+                f"Next: a longer limit, or job.checkpoint_lead_s={20 * limit}"
+            )
 
 
 class EvalJobConfig(Section):

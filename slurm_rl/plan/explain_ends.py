@@ -43,7 +43,7 @@ def list_ends(config: RunConfig, plan: JobPlan) -> Iterator[tuple[str, str]]:
     """How an attempt ends with this launcher; see docs/reference/outcomes.md."""
     row, limits = plan.launcher_entry, plan.limits
     saves = "saves" if plan.external is None else "gets a stop signal"
-    again = "is requeued and resumes" if row.is_queue else "ends with 130"
+    again = "is requeued or followed by a successor job" if row.is_queue else "ends with 130"
     if limits.time_limit_min or row.is_queue:
         time = f"{limits.time_limit_min} min" if limits.time_limit_min else "the partition's"
         least = ">= " if limits.learns_lead else ""  # more if its saves take longer

@@ -22,7 +22,7 @@ new one, never a part. Standard library only: the node agent imports it.
       journal/                      turns of episodes in progress; see rollout/turn_log.py
       judge.jsonl                   replies of a judge; a resumed run reads them again
       prometheus.json otel_events   address of the endpoint; number of events that a collector has
-      wandb_id                      id of the run on tracking servers
+      run_id                        id of the run on tracking servers
       samples.jsonl                 a few completions of each logged step, for the report
       evals/step-<k>/               run directories of eval.on_checkpoint; see plugins/evals
       checkpoints/step-<k>/         see models/checkpoint/store.py

@@ -2,7 +2,7 @@
 
     store = CheckpointStore(run.checkpoints)
     folder = store.begin(40)             an empty hidden folder; every rank writes its own files into it
-    store.commit(40, {"wandb_id": "x"})  one process: fsync, manifest.json with hashes, rename to step-40
+    store.commit(40, {"step": 40})     one process: fsync, manifest.json with hashes, rename to step-40
     store.latest()                       the newest one that verifies; store.skipped lists the others with reasons
     store.prune(keep=2)
 

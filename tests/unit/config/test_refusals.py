@@ -116,6 +116,7 @@ UNKNOWN = [
     ([*MIXED, "+data.sources.sums.env.timout_s=9"], "did you mean"),
     ([*DEMO, "model.lora.rank=3"], "choose a group that has model.lora"),
     ([*DEMO, "cluster.slurm.time=3"], "set job.time_limit"),
+    ([*CPU, "job.time_limit=2"], r"longer than job\.checkpoint_lead_s; got 2 min and 120 s.*lead_s=40"),
     ([*DEMO, "cluster.slurm.mem=3"], "set cluster.mem_gb_per_node"),
     ([*DEMO, "cluster.slurm.partiton=x"], "did you mean cluster.slurm.partition"),
     ([*DEMO, "cluster.slurm.begin=x"], r"\+cluster.slurm.extra.begin=<value>"),

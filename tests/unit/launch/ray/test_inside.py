@@ -90,7 +90,7 @@ def test_ray_stop_saves_and_resume_is_next_attempt(tmp_path: Path) -> None:
 
 
 def test_time_limit_of_run_is_kept(tmp_path: Path) -> None:
-    code, output = finish(start(tmp_path, "time.sleep(60)", "job.time_limit=1", "job.checkpoint_lead_s=60"))
+    code, output = finish(start(tmp_path, "time.sleep(60)", "job.time_limit=1", "job.checkpoint_lead_s=55"))
     assert code == 130 and "job.time_limit is near" in output
 
 

@@ -16,7 +16,7 @@ def save(store: CheckpointStore, step: int, size: int = 1000) -> Path:
     (folder / "rank-0.pt").write_bytes(bytes([step % 256]) * size)
     (folder / "deep" / "er").mkdir(parents=True)
     (folder / "deep" / "er" / "rank-1.pt").write_bytes(random.Random(step).randbytes(size))
-    return store.commit(step, {"step": step, "wandb_id": "abc"}).path
+    return store.commit(step, {"step": step, "name": "abc"}).path
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_newest_is_by_number_with_meta(store: CheckpointStore) -> None:
     newest = store.latest()
     assert newest is not None
     assert (newest.step, newest.path.name) == (10, "step-10")
-    assert newest.meta == {"step": 10, "wandb_id": "abc"}
+    assert newest.meta == {"step": 10, "name": "abc"}
     assert store.skipped == []
 
 

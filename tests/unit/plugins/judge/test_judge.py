@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from slurm_rl.__main__ import main
 from slurm_rl.config.judge import JudgeConfig
 from slurm_rl.config.load import load_config
 from slurm_rl.errors import ConfigError, RewardError
@@ -178,14 +179,19 @@ def test_key_in_config_is_refused_without_printing_it() -> None:
     assert CANARY not in str(caught.value)
 
 
-def test_missing_key_is_refused_at_submission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_key_is_refused_at_submission(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.delenv("MY_JUDGE_KEY", raising=False)
-    config = load_config([*JUDGED, "reward.judge.prompt='{completion}'", "reward.judge.api_key=MY_JUDGE_KEY"])
+    words = [*JUDGED, "reward.judge.prompt='{completion}'", "reward.judge.api_key=MY_JUDGE_KEY"]
+    config = load_config(words)
     run = RunDir(tmp_path / "run")
     plan = plan_in(config, run)
     assert plan.secret_names == ("WANDB_API_KEY", "HF_TOKEN", "MY_JUDGE_KEY")
     with pytest.raises(ConfigError, match="MY_JUDGE_KEY is not set"):
         create_run(run, config, plan)
     assert not run.path.exists()
+    assert main(["plan", *words]) == 0
+    assert "submit will refuse this: reward.judge.api_key" in capsys.readouterr().err
     with pytest.raises(RewardError, match="MY_JUDGE_KEY is not set"), open_judge(config.reward.judge, run):
         pass
