@@ -64,6 +64,8 @@ def _unknown_preset(group: str, name: str, text: str) -> ConfigError:
     action = f"did you mean {near}?" if near else "choose one of them"
     place = re.search(r"In '(\w+/[^']+)'", text)
     seen = f"{name}{f' in the preset {place[1]}' if place else ''}; there are {', '.join(options)}"
+    if near is None:  # a preset of a project, called in another folder
+        action += "; own presets are found in conf of the current folder, or below --config-dir"
     return ConfigError(f"{group} has no preset of this name", seen=seen, action=action)
 
 

@@ -129,7 +129,15 @@ class WandbConfig(Section):
 class MlflowConfig(Section):
     """MLflow; credentials come from MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and _PASSWORD."""
 
-    tracking_uri: Annotated[str, checked_by(functools.partial(check_url, "logging.mlflow.tracking_uri"))] | None = None
+    tracking_uri: (
+        Annotated[
+            str,
+            checked_by(
+                functools.partial(check_url, "logging.mlflow.tracking_uri", example="https://host or file:///folder")
+            ),
+        ]
+        | None
+    ) = None
     """Tracking server, https://mlflow.example.org, or a shared store, file:///shared/mlruns; null: none."""
     experiment: NonEmpty = "slurm_rl"
     """MLflow experiment of the run."""
@@ -164,7 +172,10 @@ class PrometheusConfig(Section):
 class OtelConfig(Section):
     """OpenTelemetry; headers with credentials come from OTEL_EXPORTER_OTLP_HEADERS."""
 
-    endpoint: Annotated[str, checked_by(functools.partial(check_url, "logging.otel.endpoint"))] | None = None
+    endpoint: (
+        Annotated[str, checked_by(functools.partial(check_url, "logging.otel.endpoint", example="http://host:4318"))]
+        | None
+    ) = None
     """Collector that accepts OTLP over HTTP, such as http://collector:4318; null: none."""
     events: bool = True
     """Send events too, as log records; false for a receiver of metrics only, such as Prometheus."""

@@ -27,7 +27,7 @@ def _check_variable(name: str) -> None:
 
 
 def _check_url(url: str) -> None:
-    check_url("reward.judge.url", url)
+    check_url("reward.judge.url", url, f"http://{url}, or https://")
     if not url.startswith(("http://", "https://")):
         raise ValueError(f"reward.judge.url must be http:// or https://; got {url!r}")
 

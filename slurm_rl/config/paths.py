@@ -28,13 +28,13 @@ def is_url(text: str) -> bool:
     return re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", text) is not None
 
 
-def check_url(field: str, text: str) -> None:
-    """Raise ValueError, naming the field, if it is not a URL or contains a password."""
+_STORES = "gs://bucket/folder, s3://bucket/folder or file:///folder"
+
+
+def check_url(field: str, text: str, example: str = _STORES) -> None:
+    """Raise ValueError, naming the field and an example, if it is not a URL or contains a password."""
     if not is_url(text) or not text.isprintable():
-        raise ValueError(
-            f"{field} must be a URL with its protocol; got {text!r}. Next: gs://bucket/folder, s3://bucket/folder or "
-            "file:///folder"
-        )
+        raise ValueError(f"{field} must be a URL with its protocol; got {text!r}. Next: {example}")
     place = text.partition("://")[2]
     if not place.strip("/") and not text.startswith("memory://"):
         raise ValueError(f"{field} must name a bucket or a folder; got {text!r}")

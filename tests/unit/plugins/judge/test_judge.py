@@ -165,6 +165,7 @@ def test_prompt_file_is_kept_as_text(tmp_path: Path) -> None:
         (["reward.judge.prompt='{completion}'", "reward.judge.range=[1,1]"], r"\[lowest, highest\]"),
         (["reward.judge.prompt='{completion}'", "+reward.judge.request.n=2"], "must not contain n"),
         (["reward.judge.prompt='{completion}'", "reward.url=http://a/b"], "only one of"),
+        (["reward.judge.prompt='{completion}'", "reward.judge.url=judge:80/v1"], "Next: http://judge:80/v1"),
         (["reward.judge.prompt='{completion}'", "reward.service.enabled=true"], "reward.judge names services outside"),
     ],
 )
