@@ -36,6 +36,7 @@ _REFUSALS = (401, 403, 404)
 """Statuses that neither a retry nor another completion changes."""
 _SHOWN_CHARS = 300
 _STOP_S = 5.0
+_PAUSE_S = 1.0
 
 
 class NoVerdict(Exception):
@@ -47,7 +48,7 @@ def open_judge(config: JudgeConfig, run: RunDir) -> Iterator[JudgeScorer]:
     """Open the judge of a run; record its requests and cost at the end.
 
     Raises:
-        RewardError: the API key is not in the environment.
+        RewardError: the API key is not in the environment, or the API does not answer within deadline_s.
         MissingLibraryError: the openai client is not installed.
     """
     key = os.environ.get(config.api_key, "") if config.api_key else "none"
@@ -59,6 +60,7 @@ def open_judge(config: JudgeConfig, run: RunDir) -> Iterator[JudgeScorer]:
         )
     scorer = JudgeScorer(config, key, Replies(run, config))
     try:
+        scorer.wait_for_api()
         yield scorer
     finally:
         scorer.close()
@@ -86,6 +88,36 @@ class JudgeScorer:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="judge", daemon=True)
         self._thread.start()
+
+    def wait_for_api(self) -> None:
+        """Wait for any answer of the API, so that a wrong address costs no rollouts.
+
+        Raises:
+            RewardError: there is none within deadline_s.
+        """
+        asyncio.run_coroutine_threadsafe(self._reach(), self._loop).result()
+
+    async def _reach(self) -> None:
+        client = self._client.with_options(max_retries=0, timeout=self._config.timeout_s)
+        try:
+            async with asyncio.timeout(self._config.deadline_s):
+                while not await self._answers(client):
+                    await asyncio.sleep(_PAUSE_S)
+        except TimeoutError:
+            raise RewardError(
+                "the API of reward.judge.url must answer before the run starts",
+                seen=f"{self._config.url}: no answer within reward.judge.deadline_s = {self._config.deadline_s:g}",
+                action="start the API, or correct reward.judge.url; the nodes of the run must reach it",
+            ) from None
+
+    async def _answers(self, client: Any) -> bool:
+        try:
+            await client.models.list()
+        except self._openai.APIConnectionError:
+            return False
+        except (self._openai.OpenAIError, ValueError):
+            pass  # any answer will do, since not all APIs list their models
+        return True
 
     def close(self) -> None:
         asyncio.run_coroutine_threadsafe(self._client.close(), self._loop).result(_STOP_S)

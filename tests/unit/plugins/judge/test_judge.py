@@ -113,6 +113,15 @@ def test_refused_key_ends_run_without_printing_it(run: RunDir, monkeypatch: pyte
     assert "<key>" in str(caught.value) and CANARY not in str(caught.value)
 
 
+def test_unreachable_api_ends_run_before_first_score(run: RunDir) -> None:
+    config = JudgeConfig(model="m", url="http://127.0.0.1:9/v1", prompt="{completion}", deadline_s=1.5)
+    with (
+        pytest.raises(RewardError, match=r"must answer before the run starts; got http://127\.0\.0\.1:9"),
+        open_judge(config, run),
+    ):
+        pass
+
+
 def test_votes_are_averaged_with_agreement(run: RunDir) -> None:
     verdicts = iter(["GOOD", "hm", "BAD", "GOOD", "GOOD"])
     with serve_api(lambda _: Answer(next(verdicts))) as api:
