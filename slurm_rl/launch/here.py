@@ -82,7 +82,7 @@ class HereLauncher(Launcher):
 
     def cancel_unseen(self, run: RunDir) -> list[str]:
         asked = []
-        for pid in filter(lambda pid: _is_controller(pid, os.fsencode(run.path)), all_pids()):
+        for pid in filter(lambda pid: _is_controller(pid, run.path), all_pids()):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
                 asked.append(f"process {pid}")
@@ -121,10 +121,15 @@ def is_elsewhere(job: Job) -> bool:
 
 def is_process_alive(job: Job) -> bool:
     """Return True if the pid is still the process that submitit started, since pids are reused."""
-    return str(job.run.submitit).encode() in command_line(job.job_id)
+    return job.run.submitit.resolve() in _submitit_folders(command_line(job.job_id))
 
 
-def _is_controller(pid: int, path: bytes) -> bool:
+def _submitit_folders(words: Sequence[bytes]) -> list[Path]:
+    """Return the folders of submitit in a command line, without links, since a run may be named by another path."""
+    return [Path(os.fsdecode(word)).resolve() for word in words if word.endswith(b"/submitit")]
+
+
+def _is_controller(pid: int, path: Path) -> bool:
     """Return True if `pid` is the controller of a run in the folder `path` or below it."""
     try:
         if Path("/proc", str(pid)).stat().st_uid != os.getuid():
@@ -132,4 +137,4 @@ def _is_controller(pid: int, path: bytes) -> bool:
     except OSError:
         return False
     words = command_line(pid)
-    return _FIRST in words and any(word.startswith(path + b"/") and word.endswith(b"/submitit") for word in words)
+    return _FIRST in words and any(path.resolve() in folder.parents for folder in _submitit_folders(words))

@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -7,6 +9,7 @@ from slurm_rl.__main__ import main
 from slurm_rl.config.launchers import LAUNCHERS, LauncherEntry
 from slurm_rl.errors import SubmitError
 from slurm_rl.launch.controller.record import Job, RunState
+from slurm_rl.launch.here import HereLauncher
 from slurm_rl.launch.protocol import Launcher, Submitted
 from slurm_rl.plan.container import Wrapped
 from slurm_rl.plan.job import JobPlan
@@ -64,3 +67,16 @@ def test_launcher_row_serves_submit_status_logs_and_cancel(capsys: pytest.Captur
     assert main(["cancel", "a"]) == 0
     assert main(["status", "a"]) == 0
     assert "state   dead" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("other", ["a/../run", "link"])
+def test_local_run_is_alive_by_any_path(tmp_path: Path, other: str) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "link").symlink_to("run")
+    run = RunDir(tmp_path / "run")
+    run.submitit.mkdir(parents=True)
+    # A stand-in for the controller: only its command line counts.
+    with subprocess.Popen([sys.executable, "-c", "input()", str(run.submitit)], stdin=subprocess.PIPE) as process:
+        job = Job(RunDir(tmp_path / other), "local", str(process.pid))
+        assert [state.is_alive for state in HereLauncher().read_states([job])] == [True]
+        assert HereLauncher().cancel([job]) == 1
