@@ -73,7 +73,7 @@ _SHOWN_CHARS = 300
 _MIN_REWARDS = 1000
 
 _REMEDIES: dict[FailureCause, str] = {
-    "hang": "raise reward.timeout_s, or fix the verifier that is slow on it",
+    "hang": "raise reward.timeout_s (a judge: reward.judge.deadline_s), or fix the verifier that is slow on it",
     "crash": "run the verifier on this completion, and give the job more memory if the kernel killed it",
     "exception": "fix the verifier or the row's answer",
     "bad score": "return a number in [0, 1] from the verifier, or have the judge's prompt require the format",

@@ -152,8 +152,9 @@ class JudgeScorer:
                     # In turn: the first failure saves the other requests.
                     votes = [await self._vote(prompt, number) for number in range(self._config.votes)]
             except TimeoutError:
-                last = "" if self._last_status is None else f"; the API's last error was {self._last_status}"
-                words = f"no verdict within reward.judge.deadline_s = {self._config.deadline_s:g}{last}"
+                last = f"no answer from {self._config.url}"
+                last = last if self._last_status is None else f"the API's last error was {self._last_status}"
+                words = f"no verdict within reward.judge.deadline_s = {self._config.deadline_s:g}; {last}"
                 return Failure("hang", words).result(item)
             except NoVerdict as error:
                 return Failure("bad score", shorten(str(error), _SHOWN_CHARS)).result(item)

@@ -11,7 +11,7 @@ from slurm_rl.node.stop import Timer
 from slurm_rl.rollout.sampling import Rollouts, build_spec
 from slurm_rl.rollout.weights.sync import WeightSync
 from slurm_rl.run_dir.run_dir import RunDir, append_event
-from slurm_rl.trainers.grpo.step_metrics import accuracy, pass_metrics, source_accuracy
+from slurm_rl.trainers.grpo.step_metrics import accuracy, count_failed, pass_metrics, source_accuracy
 from slurm_rl.trainers.grpo.trainer_state import TrainerState
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ class Evaluator:
         """Measure and log the accuracy, sampled and greedy, with pass@k and all sets."""
         found: dict[str, float] = {}
         passed: dict[str, float] = {}
+        failed: dict[str, float] = {}
         timer = Timer()
         self.sync.verify()  # asynchronous engines might still have older weights
         with timer.phase("eval"):
@@ -61,10 +62,12 @@ class Evaluator:
                 count = self.config.eval.num_samples if name == "sampled" else 1
                 spec = build_spec(self.config, f"eval-{name}", step, count, greedy=name == "greedy")
                 groups = self.rollouts.sample(self.held_out, spec)
-                found[name] = accuracy(groups)
+                if (value := accuracy(groups)) is not None:
+                    found[name] = value
+                failed |= count_failed(groups, name)
                 passed |= pass_metrics(groups) | source_accuracy(groups, name)
             for one in self.sets:
                 passed |= one.measure(step)
-        self.write_row("eval", {f"accuracy/{k}": v for k, v in found.items()} | passed | timer.seconds)
-        append_event(self.run_dir, "eval/done", step=step, **found)
+        self.write_row("eval", {f"accuracy/{k}": v for k, v in found.items()} | failed | passed | timer.seconds)
+        append_event(self.run_dir, "eval/done", step=step, **found, **failed)
         return found

@@ -180,22 +180,30 @@ def pass_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
     from slurm_rl.algorithms.estimates import pass_at_k
 
-    num_samples = len(groups[0].completions)
-    right = [sum(score >= 1.0 for score in scores) for scores in judge_groups(groups)]
-    return {
-        f"accuracy/pass@{k}": float(np.mean([pass_at_k(num_samples, c, k) for c in right]))
-        for k in pass_sizes(num_samples)
-    }
+    found = {}
+    known = [[score for score in scores if score is not None] for _, scores in score_rows(groups)]
+    for k in pass_sizes(len(groups[0].completions)):
+        if rates := [pass_at_k(len(row), sum(score >= 1.0 for score in row), k) for row in known if len(row) >= k]:
+            found[f"accuracy/pass@{k}"] = float(np.mean(rates))
+    return found
 
 
-def accuracy(groups: Sequence[Group]) -> float:
-    """Return the share of right answers, or the mean reward without a verifier; a failed reward counts as wrong."""
-    return float(np.mean([score for scores in judge_groups(groups) for score in scores]))
+def accuracy(groups: Sequence[Group]) -> float | None:
+    """Return the share of right answers, or the mean reward without a verifier; None if all rewards failed."""
+    known = [score for _, scores in score_rows(groups) for score in scores if score is not None]
+    return float(np.mean(known)) if known else None
 
 
 def source_accuracy(groups: Sequence[Group], name: str) -> dict[str, float]:
     """Return the accuracy per source as `source/<source>/<name>`."""
-    return {f"source/{source}/{name}": accuracy(part) for source, part in by_source(groups).items() if source}
+    found = {source: accuracy(part) for source, part in by_source(groups).items() if source}
+    return {f"source/{source}/{name}": value for source, value in found.items() if value is not None}
+
+
+def count_failed(groups: Sequence[Group], name: str) -> dict[str, float]:
+    """Return the number of completions without a reward as `accuracy/failed_<name>`, if there are any."""
+    failed = sum(score is None for _, scores in score_rows(groups) for score in scores)
+    return {f"accuracy/failed_{name}": float(failed)} if failed else {}
 
 
 def judge_groups(groups: Sequence[Group]) -> list[list[float]]:

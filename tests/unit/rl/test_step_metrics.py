@@ -7,6 +7,7 @@ from slurm_rl.data.groups import Details, Group, Turn
 from slurm_rl.trainers.grpo.agent_metrics import agent_metrics, name_agent
 from slurm_rl.trainers.grpo.step_metrics import (
     accuracy,
+    count_failed,
     pass_metrics,
     sampling_metrics,
     source_accuracy,
@@ -66,9 +67,12 @@ def test_metrics_are_reported_per_source() -> None:
     assert found["source/sums/reward"] == pytest.approx(1 / 3) and found["source/sums/failed"] == 1
     assert found["source/sums/groups_with_signal"] == 0.0 and found["source/games/groups_with_signal"] == 1.0
     # Games have no answer verifier: their reward counts as accuracy, next to the verifier's scores for sums.
-    assert accuracy(groups) == 3 / 6
-    assert source_accuracy(groups, "sampled") == {"source/games/sampled": 0.5, "source/sums/sampled": 0.5}
-    assert pass_metrics(groups) == {"accuracy/pass@2": pytest.approx(2 / 3)}
+    assert accuracy(groups) == 3 / 5
+    assert source_accuracy(groups, "sampled") == {"source/games/sampled": 0.5, "source/sums/sampled": 2 / 3}
+    assert pass_metrics(groups) == {"accuracy/pass@2": 1.0}
+    assert count_failed(groups, "sampled") == {"accuracy/failed_sampled": 1.0}
+    lost = [judge([None, None], "sums")]
+    assert accuracy(lost) is None and source_accuracy(lost, "sampled") == pass_metrics(lost) == {}
     single = [make_group(0, [1.0, 0.0])]
     assert not [key for key in sampling_metrics(single) if key.startswith("source/")]
     assert source_accuracy(single, "sampled") == {}
