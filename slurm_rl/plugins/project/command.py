@@ -48,7 +48,7 @@ def write_project(folder: Path, files: dict[str, str]) -> None:
     taken = [path for path in files if (folder / path).exists() or (folder / path).is_symlink()]
     if taken:
         action = "choose another folder, or remove these files"
-        raise ConfigError("`init` overwrites no file", seen=f"{', '.join(taken)} in {folder}", action=action)
+        raise ConfigError("`init` overwrites no file", seen=f"{', '.join(taken)} in {folder.absolute()}", action=action)
     with expect_writable(folder, "or choose another one", what="the project folder"):
         for path, text in files.items():
             write_text(folder / path, text)

@@ -52,7 +52,7 @@ def test_init_overwrites_no_file(project: Path, capsys: pytest.CaptureFixture[st
     for path in build_files("my-project").keys() - {"reward.py"}:
         (project / path).unlink()
     assert main(["init", ".", "--name", "my-project"]) == 2
-    assert "overwrites no file; got reward.py in ." in capsys.readouterr().err
+    assert "overwrites no file; got reward.py in /" in capsys.readouterr().err
     assert [path.name for path in project.rglob("*") if path.is_file()] == ["reward.py"]
     assert (project / "reward.py").read_text() == "mine"
 
