@@ -32,7 +32,7 @@ def refuse(cluster: Cluster, *words: str) -> str:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ([CPU, "cluster.slurm.partition=mian"], ["Invalid partition", "choose one of: main, high"]),
+        ([CPU, "cluster.slurm.partition=mian"], ["Invalid partition", "choose one of: ", "main", "high"]),
         ([H100], ["h100", "the nodes have 2 fake", "cluster.gpu_type"]),
         ([H100, "cluster.gpu_type=fake"], ["got 8; the nodes have 2 fake", "cluster.gpus_per_node"]),
         ([CPU, "cluster.num_nodes=5"], ["got 5; it has 4", "cluster.num_nodes"]),

@@ -11,13 +11,10 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import yaml
-
 from slurm_rl.errors import SlurmRLError
 from slurm_rl.launch.controller.allocation import Allocation, IsStopped
 from slurm_rl.launch.hooks import finish_sinks, write_report
 from slurm_rl.node.rendezvous import comes_true
-from slurm_rl.run_dir.event_text import read_config_text
 from slurm_rl.run_dir.fs_probe import ForkedTask
 from slurm_rl.run_dir.io_errors import log_to_stderr
 from slurm_rl.run_dir.jsonl import read_rows
@@ -60,6 +57,11 @@ def tell_end(run: RunDir) -> None:
     """Run logging.on_end, and send the last events, of a run that has ended; nothing for a job that was requeued."""
     if not run.end.is_file():
         return
+    # Late: the controller in an existing Ray cluster starts with the standard library.
+    import yaml
+
+    from slurm_rl.run_dir.event_text import read_config_text
+
     config = yaml.safe_load(read_config_text(run)) or {}
     logging = config.get("logging") or {}
     if logging.get("on_end") or (logging.get("otel") or {}).get("endpoint"):

@@ -53,7 +53,7 @@ class Evaluator:
         """Measure and log the accuracy, sampled and greedy, with pass@k and all sets."""
         found: dict[str, float] = {}
         passed: dict[str, float] = {}
-        failed: dict[str, float] = {}
+        num_failed = 0
         timer = Timer()
         self.sync.verify()  # asynchronous engines might still have older weights
         with timer.phase("eval"):
@@ -64,10 +64,12 @@ class Evaluator:
                 groups = self.rollouts.sample(self.held_out, spec)
                 if (value := accuracy(groups)) is not None:
                     found[name] = value
-                failed |= count_failed(groups, name)
+                num_failed += count_failed(groups)
                 passed |= pass_metrics(groups) | source_accuracy(groups, name)
             for one in self.sets:
                 passed |= one.measure(step)
-        self.write_row("eval", {f"accuracy/{k}": v for k, v in found.items()} | failed | passed | timer.seconds)
-        append_event(self.run_dir, "eval/done", step=step, **found, **failed)
+        if num_failed:
+            passed["accuracy/failed"] = float(num_failed)
+        self.write_row("eval", {f"accuracy/{k}": v for k, v in found.items()} | passed | timer.seconds)
+        append_event(self.run_dir, "eval/done", step=step, **found, **({"failed": num_failed} if num_failed else {}))
         return found

@@ -200,10 +200,9 @@ def source_accuracy(groups: Sequence[Group], name: str) -> dict[str, float]:
     return {f"source/{source}/{name}": value for source, value in found.items() if value is not None}
 
 
-def count_failed(groups: Sequence[Group], name: str) -> dict[str, float]:
-    """Return the number of completions without a reward as `accuracy/failed_<name>`, if there are any."""
-    failed = sum(score is None for _, scores in score_rows(groups) for score in scores)
-    return {f"accuracy/failed_{name}": float(failed)} if failed else {}
+def count_failed(groups: Sequence[Group]) -> int:
+    """Return the number of completions whose reward failed."""
+    return sum(score is None for _, scores in score_rows(groups) for score in scores)
 
 
 def judge_groups(groups: Sequence[Group]) -> list[list[float]]:

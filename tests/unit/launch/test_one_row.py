@@ -76,7 +76,9 @@ def test_local_run_is_alive_by_any_path(tmp_path: Path, other: str) -> None:
     run = RunDir(tmp_path / "run")
     run.submitit.mkdir(parents=True)
     # A stand-in for the controller: only its command line counts.
-    with subprocess.Popen([sys.executable, "-c", "input()", str(run.submitit)], stdin=subprocess.PIPE) as process:
+    command = [sys.executable, "-c", "input(print(flush=True))", str(run.submitit)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline()
         job = Job(RunDir(tmp_path / other), "local", str(process.pid))
         assert [state.is_alive for state in HereLauncher().read_states([job])] == [True]
         assert HereLauncher().cancel([job]) == 1

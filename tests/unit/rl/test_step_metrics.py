@@ -70,7 +70,7 @@ def test_metrics_are_reported_per_source() -> None:
     assert accuracy(groups) == 3 / 5
     assert source_accuracy(groups, "sampled") == {"source/games/sampled": 0.5, "source/sums/sampled": 2 / 3}
     assert pass_metrics(groups) == {"accuracy/pass@2": 1.0}
-    assert count_failed(groups, "sampled") == {"accuracy/failed_sampled": 1.0}
+    assert count_failed(groups) == 1
     lost = [judge([None, None], "sums")]
     assert accuracy(lost) is None and source_accuracy(lost, "sampled") == pass_metrics(lost) == {}
     single = [make_group(0, [1.0, 0.0])]
