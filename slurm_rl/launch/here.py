@@ -81,8 +81,8 @@ class HereLauncher(Launcher):
         return Submitted(str(job.job_id), {"host": socket.gethostname()}, process=job)
 
     def cancel_unseen(self, run: RunDir) -> list[str]:
-        asked = []
-        for pid in filter(lambda pid: _is_controller(pid, run.path), all_pids()):
+        asked, path = [], os.fsencode(os.path.abspath(run.path))  # noqa: PTH100  # it only removes `..`
+        for pid in filter(lambda pid: _is_controller(pid, path), all_pids()):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
                 asked.append(f"process {pid}")
@@ -121,15 +121,14 @@ def is_elsewhere(job: Job) -> bool:
 
 def is_process_alive(job: Job) -> bool:
     """Return True if the pid is still the process that submitit started, since pids are reused."""
-    return job.run.submitit.resolve() in _submitit_folders(command_line(job.job_id))
+    words = command_line(job.job_id)
+    if os.fsencode(job.run.submitit) in words:
+        return True  # without a look at the folder, which may hang
+    folders = [Path(os.fsdecode(word)) for word in words if word.endswith(b"/submitit")]
+    return any(folder.resolve() == job.run.submitit.resolve() for folder in folders)
 
 
-def _submitit_folders(words: Sequence[bytes]) -> list[Path]:
-    """Return the folders of submitit in a command line, without links, since a run may be named by another path."""
-    return [Path(os.fsdecode(word)).resolve() for word in words if word.endswith(b"/submitit")]
-
-
-def _is_controller(pid: int, path: Path) -> bool:
+def _is_controller(pid: int, path: bytes) -> bool:
     """Return True if `pid` is the controller of a run in the folder `path` or below it."""
     try:
         if Path("/proc", str(pid)).stat().st_uid != os.getuid():
@@ -137,4 +136,4 @@ def _is_controller(pid: int, path: Path) -> bool:
     except OSError:
         return False
     words = command_line(pid)
-    return _FIRST in words and any(path.resolve() in folder.parents for folder in _submitit_folders(words))
+    return _FIRST in words and any(word.startswith(path + b"/") and word.endswith(b"/submitit") for word in words)
