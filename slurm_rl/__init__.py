@@ -6,8 +6,8 @@
     run = slurm_rl.submit(config)
     print(run.wait().word, run.metrics()[-1])
 
-What a script may use is named in `__all__` and described in docs/python-api.md. Each name is imported when it is first
-asked for, so that the import of this package costs nothing: the node agent has the standard library alone.
+`__all__` lists the public names; docs/python-api.md describes them. Each name is imported at its first use, since the
+node agent has only the standard library.
 """
 
 import importlib

@@ -1,7 +1,7 @@
 """Save before the time limit in verl 0.9's V1 trainer, as a `trainer.checkpoint_callback_class`.
 
-verl's other trainers ask `should_save_ckpt_esi` after each step whether the allocation ends soon; the V1 trainer, its
-default, only looks at `trainer.save_freq`. Here that value becomes 1 as soon as verl's own function says so.
+verl's other trainers call `should_save_ckpt_esi` after each step; the V1 trainer, its default, only reads
+`trainer.save_freq`. This callback sets that value to 1 as soon as verl's function returns true.
 """
 
 import time

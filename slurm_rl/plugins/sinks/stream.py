@@ -33,6 +33,7 @@ SINKS: Final = {
 """Key below `logging` -> function of a SinkContext; it returns a Sink, or None if there is nothing to send to."""
 _POLL_S = 1.0
 _SHORTEST_SECRET = 4
+_SHOWN_CHARS = 1000
 
 
 @dataclass(frozen=True)
@@ -141,8 +142,8 @@ def is_on(config: object) -> bool:
 
 def explain(error: BaseException) -> str:
     """Return the error as text, without the values of secret variables."""
-    text = f"{type(error).__name__}: {error}"[:1000]
+    text = f"{type(error).__name__}: {error}"
     for name, value in os.environ.items():
         if names_a_secret(name) and len(value) >= _SHORTEST_SECRET:
             text = text.replace(value, f"<{name}>")
-    return text
+    return text[:_SHOWN_CHARS]  # last, since a cut could leave a part of a secret

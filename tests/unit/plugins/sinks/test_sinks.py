@@ -20,7 +20,7 @@ from slurm_rl.errors import ConfigError
 from slurm_rl.plan.task import secret_names
 from slurm_rl.plugins.sinks import DASHBOARD, background, stream
 from slurm_rl.plugins.sinks.background import Background
-from slurm_rl.plugins.sinks.stream import MetricRow, Sink
+from slurm_rl.plugins.sinks.stream import MetricRow, Sink, explain
 from slurm_rl.run_dir.event_text import read_events
 from slurm_rl.run_dir.jsonl import read_rows
 from slurm_rl.run_dir.run_dir import RunDir, append_event, read_json
@@ -199,3 +199,9 @@ def test_queries_of_dashboard_name_exported_metrics(run: RunDir) -> None:
     }
     keys = {key for query in queries for key in re.findall(r'name="([^"]+)"', query)}
     assert len(keys) > 4 and find_unexplained(keys) == set()
+
+
+def test_explain_masks_secret_at_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
+    text = explain(ValueError("x" * 970 + "k" * 40))
+    assert "kkkk" not in text and len(text) <= 1000
