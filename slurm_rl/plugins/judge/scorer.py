@@ -85,6 +85,8 @@ class JudgeScorer:
             timeout=config.timeout_s,
             http_client=self._openai.DefaultAsyncHttpxClient(event_hooks={"response": [self._note]}),
         )
+        # The client imports this part at its first use, which the deadline of a completion should not pay.
+        self._create = self._client.chat.completions.create
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="judge", daemon=True)
         self._thread.start()
@@ -188,7 +190,7 @@ class JudgeScorer:
             if known := self._replies.get(key):
                 self._counts["cached"] += 1
                 return known
-            answer = await self._client.chat.completions.create(
+            answer = await self._create(
                 model=config.model,
                 messages=[{"role": "user", "content": prompt}],
                 extra_body=config.fields,

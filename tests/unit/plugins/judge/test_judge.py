@@ -77,8 +77,10 @@ def test_verdicts_are_in_order_with_cost_and_key(run: RunDir, monkeypatch: pytes
 def test_temporary_fault_is_retried(run: RunDir, fault: Answer) -> None:
     began = time.monotonic()
     with serve_api(after(1, fault)) as api:
-        (result,) = score(run, judge_config(api, timeout_s=1.0), "1")
-    assert (result.value, len(api.requests)) == (1.0, 2)
+        (result,) = score(run, judge_config(api, timeout_s=1.0 if fault.hang_s else 10.0), "1")
+    assert result.value == 1.0
+    # On a loaded machine the second answer may be late, too.
+    assert len(api.requests) >= 2 if fault.hang_s else len(api.requests) == 2
     if fault.status == 429:
         assert time.monotonic() - began >= 1.0, "Retry-After is honoured"
 
@@ -86,8 +88,8 @@ def test_temporary_fault_is_retried(run: RunDir, fault: Answer) -> None:
 @pytest.mark.parametrize(
     ("answer", "failure", "detail"),
     [
-        (Answer(status=500), "hang", "deadline_s = 2; the API's last error was 500"),
-        (Answer("1", hang_s=600.0), "hang", "deadline_s = 2"),
+        (Answer(status=500), "hang", "deadline_s = 6; the API's last error was 500"),
+        (Answer("1", hang_s=600.0), "hang", "deadline_s = 6"),
         (Answer(status=400), "service", "BadRequestError"),
         (Answer(body=b'{"choices": []}'), "service", "choices[0].message.content"),
         (Answer(body=b'"1"'), "service", "choices[0].message.content"),
@@ -100,7 +102,8 @@ def test_temporary_fault_is_retried(run: RunDir, fault: Answer) -> None:
 )
 def test_lasting_fault_fails_only_its_item(run: RunDir, answer: Answer, failure: str, detail: str) -> None:
     with serve_api(lambda prompt: answer if prompt == "bad" else Answer(prompt)) as api:
-        good, bad, last = score(run, judge_config(api, deadline_s=2.0), "1", "bad", "0")
+        config = judge_config(api, deadline_s=6.0 if failure == "hang" else 60.0)
+        good, bad, last = score(run, config, "1", "bad", "0")
     assert (good.value, bad.value, last.value) == (1.0, None, 0.0)
     assert bad.failure == failure and detail in bad.detail
 
