@@ -8,7 +8,8 @@ from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.paths import expand_user
 from slurm_rl.config.reward import RewardModelConfig
 from slurm_rl.errors import ConfigError
-from slurm_rl.launch.runs.model_shape import find_shape, has_template, read_object
+from slurm_rl.launch.runs.model_shape import find_config, find_shape, has_template, read_object
+from slurm_rl.plan.known_models import find_known
 
 
 def read_shapes(folder: Path) -> dict[str, list[int]]:
@@ -146,8 +147,18 @@ def _expected(model: ModelConfig) -> dict[str, list[int]]:
     return {} if shape is None else {_EMBEDDING: [shape.vocab_size, shape.hidden_size]}
 
 
+def _refuse_generator(name: str) -> None:
+    """Refuse the hub name of a known language model, which generates text."""
+    if find_known(name) is not None:
+        raise ConfigError(
+            "reward.model.path must be a sequence classifier with one output",
+            seen=f"{name}, which generates text",
+            action=f"name a reward model, or let it judge: reward.judge.model={name} (docs/rewards.md)",
+        )
+
+
 def check_reward_model(config: RewardModelConfig, chat_template: bool | None) -> None:
-    """Refuse a folder that this machine sees and that is no such model; a hub name is looked at on the node.
+    """Refuse a folder or hub name that is no such model; a name that this machine does not know is read on the node.
 
     Args:
         chat_template: Whether prompts are chats; None if unknown, as for a service of several runs.
@@ -155,10 +166,11 @@ def check_reward_model(config: RewardModelConfig, chat_template: bool | None) ->
     Raises:
         ConfigError: more than one output, scores that were never measured, or chats for a model of text.
     """
-    folder = expand_user(config.path or "")
-    if config.path is None or not (folder / "config.json").is_file():
+    found = None if config.path is None else find_config(config.path)
+    if found is None:
+        _refuse_generator(config.path or "")
         return
-    model = read_object(folder / "config.json")
+    folder, model = found.parent, read_object(found)
     num_outputs = len(model["id2label"]) if "id2label" in model else model.get("num_labels", 2)  # as Hugging Face
     if num_outputs != 1:
         raise ConfigError(

@@ -188,6 +188,8 @@ def test_check_reward_model_refuses_unscorable_model(
     with pytest.raises(ConfigError, match=says) if says else contextlib.nullcontext():
         check_reward_model(model, chats)
     check_reward_model(RewardModelConfig(path="org/name", normalize=True), True)
+    with pytest.raises(ConfigError, match="got Qwen/Qwen3-8B, which generates text"):
+        check_reward_model(RewardModelConfig(path="Qwen/Qwen3-8B"), None)
 
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 988097824\n"
