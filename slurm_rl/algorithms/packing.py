@@ -70,14 +70,16 @@ def pack_by_tokens(lengths: Sequence[int], budget: int, *, padded: bool = False)
     ([[0, 1, 3], [2]], [[0, 1], [2, 3]])
     """
     bins: list[list[int]] = []
-    loads: list[int] = []
+    room = np.full(len(lengths), budget)
+    tops = np.zeros(len(lengths), dtype=np.int64)  # first and longest sequence of each bin
     for index in _longest_first(lengths):
-        fitting = (b for b, load in enumerate(loads) if load + _cost(lengths, bins[b], index, padded) <= budget)
-        chosen = next(fitting, len(bins))
-        if chosen == len(bins):
+        used, length = len(bins), lengths[index]
+        fits = room[:used] >= (tops[:used] if padded else length)
+        chosen = int(fits.argmax()) if fits.any() else used
+        if chosen == used:
             bins.append([])
-            loads.append(0)
-        loads[chosen] += _cost(lengths, bins[chosen], index, padded)
+            tops[chosen] = length
+        room[chosen] -= tops[chosen] if padded else length
         bins[chosen].append(index)
     return [sorted(members) for members in bins]
 

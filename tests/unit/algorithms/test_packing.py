@@ -54,6 +54,21 @@ def test_pack_properties(lengths: list[int], budget: int) -> None:
     assert bins == pack_by_tokens(lengths, budget)
 
 
+@given(lengths=LENGTHS, budget=BUDGET, padded=st.booleans())
+def test_pack_takes_first_bin_with_room(lengths: list[int], budget: int, padded: bool) -> None:
+    """The definition, which takes quadratic time in Python."""
+    expected: list[list[int]] = []
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        for members in expected:
+            together = [lengths[i] for i in (*members, index)]
+            if (max(together) * len(together) if padded else sum(together)) <= budget:
+                members.append(index)
+                break
+        else:
+            expected.append([index])
+    assert pack_by_tokens(lengths, budget, padded=padded) == [sorted(members) for members in expected]
+
+
 @given(lengths=LENGTHS, num_workers=WORKERS, budget=BUDGET)
 def test_distribute_properties(lengths: list[int], num_workers: int, budget: int) -> None:
     workers = distribute(lengths, num_workers, budget)
