@@ -9,7 +9,7 @@ from pydantic import Field
 
 from slurm_rl.config.paths import check_url, expand_user
 from slurm_rl.config.section import NonNegativeFloat, PositiveFloat, PositiveInt, Section, checked_by
-from slurm_rl.errors import ConfigError
+from slurm_rl.errors import ConfigError, find_near
 
 FIELDS: Final = ("question", "completion", "reference")
 """Names in braces that a prompt may contain."""
@@ -69,12 +69,16 @@ class JudgeConfig(Section):
     """Price of a million tokens of replies."""
 
     @property
+    def is_on(self) -> bool:
+        return self.model is not None
+
+    @property
     def fields(self) -> dict[str, Any]:
         """Return the additional fields of each request."""
         return {name: value for name, value in (_REQUEST | self.request).items() if value is not None}
 
     def problems(self) -> Iterator[str]:
-        if self.model is None:
+        if not self.is_on:
             return
         if self.url is None:
             yield "reward.judge.model needs the API's address, reward.judge.url; got null"
@@ -111,6 +115,10 @@ def find_fault(prompt: str) -> str | None:
     return f"a prompt of a judge may contain {known}; got {{{names[0]}}}" if names else None
 
 
+def _text_files(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir() if path.is_file()] if folder.is_dir() else []
+
+
 def read_prompt(prompt: str) -> str:
     """Return the text of a prompt that may be a file.
 
@@ -119,12 +127,15 @@ def read_prompt(prompt: str) -> str:
     """
     if _COMPLETION in prompt or not prompt:
         return prompt
+    path = expand_user(Path(prompt))
     try:
-        text = expand_user(Path(prompt)).read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
+        near = find_near(path.name, _text_files(path.parent)) if isinstance(error, FileNotFoundError) else None
         seen = f"{prompt[:200]!r} ({getattr(error, 'strerror', None) or error})"
         rule = f"reward.judge.prompt must be a readable file, or a text with {_COMPLETION}"
-        raise ConfigError(rule, seen=seen, action="create the file, or correct the path") from None
+        action = f"did you mean {path.parent / near}?" if near else "create the file, or correct the path"
+        raise ConfigError(rule, seen=seen, action=action) from None
     fault = find_fault(text) if _COMPLETION in text else f"a prompt of a judge must contain {_COMPLETION}; got none"
     if fault:
         raise ConfigError(f"{prompt}: {fault}", action="correct the file")

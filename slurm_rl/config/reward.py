@@ -145,7 +145,7 @@ class RewardConfig(Section):
     @property
     def names_a_scorer(self) -> bool:
         """Whether any source of rewards is configured."""
-        return bool(self.verifiers or self.function or self.model.path or self.url or self.judge.model)
+        return bool(self.verifiers or self.function or self.model.path or self.url or self.judge.is_on)
 
     def problems(self) -> Iterator[str]:
         chosen = {

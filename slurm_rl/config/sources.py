@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from slurm_rl.config.judge import JudgeConfig
 from slurm_rl.config.rows import ColumnsConfig, RowsConfig, SamplingConfig
 from slurm_rl.config.run import RunConfig
 
@@ -46,6 +47,12 @@ def each_source(config: RunConfig) -> dict[str, RunConfig]:
     for name, source in sorted(config.data.sources.items()):
         views[name] = _view(config, {key: getattr(source, key) for key in RowsConfig.model_fields}, source)
     return views or {"": config}
+
+
+def list_judges(config: RunConfig) -> list[JudgeConfig]:
+    """Return the language models that judge completions of any source or evaluation set."""
+    judges = [one.reward.judge for one in (*each_source(config).values(), *each_set(config).values())]
+    return [judge for judge in judges if judge.is_on]
 
 
 def own_temperatures(config: RunConfig) -> dict[str, float]:

@@ -108,17 +108,16 @@ def secret_names(config: RunConfig) -> tuple[str, ...]:
 
     GOOGLE_APPLICATION_CREDENTIALS names a file, which container.mounts must include.
     """
-    from slurm_rl.config.sources import each_set, each_source  # pydantic, which the node agent lacks
+    from slurm_rl.config.sources import list_judges  # pydantic, which the node agent lacks
 
     rows = [config.data, *config.data.sources.values()]
     sets = [one.data for one in config.eval.sets.values()]
     places = (config.checkpoint.upload_url, *sets, *(place for one in rows for place in (one.train, one.eval)))
     on_urls = any(place is not None and is_url(place) for place in places)
-    judges = [one.reward.judge for one in (*each_source(config).values(), *each_set(config).values())]
     sinks = {name: names for name, names in _SINK_NAMES.items() if getattr(config.logging, name).is_on}
     names = [
         *SECRET_NAMES,
         *(name for names in sinks.values() for name in names),
-        *(judge.api_key for judge in judges if judge.model and judge.api_key),
+        *(judge.api_key for judge in list_judges(config) if judge.api_key),
     ]
     return (*dict.fromkeys(names), *(_BUCKET_NAMES if on_urls else ()))

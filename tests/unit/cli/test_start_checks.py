@@ -345,10 +345,14 @@ def plan_of(*words: str, task: Sequence[str] = ("+exp=demo",)) -> JobPlan:
     return make_plan(*task, "+cluster=slurm_cpu", *words, python=sys.executable)
 
 
+JUDGED = ["reward.judge.model=j", "reward.judge.url=http://a/v1", "reward.judge.prompt='{completion}'"]
+
+
 @pytest.mark.parametrize(
     ("task", "lacks"),
     [
         (["+exp=demo"], "ray, transformers, vllm"),
+        (["+exp=demo", *JUDGED], "ray, transformers, vllm, openai"),
         (["+exp=sft_tiny"], "transformers"),
         (["+exp=command", "external.argv=[train]"], "ray"),
     ],

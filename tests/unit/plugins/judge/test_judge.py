@@ -164,6 +164,12 @@ def test_prompt_file_is_kept_as_text(tmp_path: Path) -> None:
     assert "reward.judge" not in str(plan.secret_names)
 
 
+def test_misspelt_prompt_file_gets_suggestion(tmp_path: Path) -> None:
+    (tmp_path / "judge.txt").write_text("{completion}")
+    with pytest.raises(ConfigError, match=rf"did you mean {tmp_path}/judge\.txt\?"):
+        load_config([*JUDGED, f"reward.judge.prompt={tmp_path}/jugde.txt"])
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
