@@ -211,7 +211,7 @@ class PolicyEngine(PolicyWeights):
                     return []
                 path, write = rank_file(folder, distributed.get_rank()), partial(torch.save, state)
                 if not background:
-                    write_whole(path, write)
+                    write_whole(path, write, with_sum=True)
                     return []
                 reserve_reason(path)
                 self._writer.submit(write_or_report, path, write)

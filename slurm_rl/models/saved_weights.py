@@ -10,7 +10,7 @@ Files are mapped, not read. DeepSpeed's are pickles: only a few of its classes a
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.train import PolicyConfig
 from slurm_rl.errors import CheckpointError, RunDirError
 from slurm_rl.models import distributed
-from slurm_rl.models.shards import load_rank, load_tensors
+from slurm_rl.models.shards import cut, load_rank, load_tensors
 from slurm_rl.run_dir.run_dir import read_json
 
 _FOLDER = "deepspeed"
@@ -64,21 +64,6 @@ def _read_zero3(policy: Path, num_workers: int, shapes: dict[str, list[int]]) ->
         parts = [piece for groups in ranks for piece in cut(groups, offset, size)]
         offset += size
         yield name, torch.cat(parts)[: math.prod(shapes[name])].view(shapes[name])
-
-
-def cut(groups: Sequence[Tensor], offset: int, size: int) -> list[Tensor]:
-    """Return `size` numbers from `offset` on of flat tensors, end to end.
-
-    >>> [piece.tolist() for piece in cut([torch.arange(3), torch.arange(3, 4), torch.arange(4, 9)], 2, 4)]
-    [[2], [3], [4, 5]]
-    """
-    pieces = []
-    for group in groups:
-        if offset < len(group) and size > 0:
-            pieces.append(group[offset : offset + size])
-            size -= len(pieces[-1])
-        offset = max(offset - len(group), 0)
-    return pieces
 
 
 def _rank_of(file: Path) -> int:

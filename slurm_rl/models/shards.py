@@ -67,8 +67,25 @@ class SavedShards:
         found = [file["parameters"][name] if moment is None else file["moments"][name][moment] for file in self.files]
         if self.is_same or found[0].ndim == 0:
             return found[0]
-        whole = torch.cat(found)
-        return whole[rows_of_rank(len(whole), get_rank(), get_world_size())]
+        rows = rows_of_rank(sum(map(len, found)), get_rank(), get_world_size())
+        # Of the mapped files, only these rows are read.
+        parts = cut(found, rows.start, rows.stop - rows.start)
+        return torch.cat(parts) if parts else found[0][:0]
+
+
+def cut(parts: Sequence[Tensor], offset: int, size: int) -> list[Tensor]:
+    """Return `size` rows from `offset` on of tensors, end to end.
+
+    >>> [piece.tolist() for piece in cut([torch.arange(3), torch.arange(3, 4), torch.arange(4, 9)], 2, 4)]
+    [[2], [3], [4, 5]]
+    """
+    pieces = []
+    for part in parts:
+        if offset < len(part) and size > 0:
+            pieces.append(part[offset : offset + size])
+            size -= len(pieces[-1])
+        offset = max(offset - len(part), 0)
+    return pieces
 
 
 def rows_of_rank(num_rows: int, rank: int, world_size: int) -> slice:

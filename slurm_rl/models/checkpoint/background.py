@@ -3,6 +3,8 @@
     writer:  rank-0.pt.part --fsync, rename--> rank-0.pt            or rank-0.pt.error with the reason
     waiter:  polls for one of the two, with a deadline
 
+A file of a rank has its hash beside it, rank-0.pt.sum, so that the process that commits need not read it again.
+
 The waiter may be on another node: the two share only files. The error file is reserved before writing, because a full
 disk cannot take a new one; reporting an error is only a rename.
 """
@@ -10,6 +12,7 @@ disk cannot take a new one; reporting an error is only a rename.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import secrets
 import threading
@@ -38,31 +41,44 @@ _REASON_BYTES = 1000
 
 
 class _File(io.BufferedWriter):
-    """File that keeps its first error; torch only reports `unexpected pos 640 vs 598`."""
+    """File that keeps its first error; torch only reports `unexpected pos 640 vs 598`. It hashes its bytes."""
 
-    error: OSError | None = None
+    def __init__(self, path: Path) -> None:
+        super().__init__(io.FileIO(path, "wb"))
+        self.error: OSError | None = None
+        self.hash = hashlib.sha256()
+        self.num_bytes = 0
 
     def write(self, content: Buffer, /) -> int:
         try:
-            return super().write(content)
+            written = super().write(content)
         except OSError as error:
             self.error = self.error or error
             raise
+        self.hash.update(content)
+        self.num_bytes += written
+        return written
 
 
 Write: TypeAlias = Callable[[BinaryIO], object]
 
 
-def write_whole(path: Path, write: Write, finish: Callable[[], None] = lambda: None) -> None:
+def sum_file(path: Path) -> Path:
+    """Return the file with the SHA-256 of `path`, in hexadecimal."""
+    return path.with_name(path.name + ".sum")
+
+
+def write_whole(path: Path, write: Write, finish: Callable[[], None] = lambda: None, *, with_sum: bool = False) -> None:
     """Call `write` with a temporary file; `path` appears when its bytes are on disk. OSErrors name the path.
 
     Args:
         finish: called when the bytes are on disk, before the file gets its name.
+        with_sum: also write `sum_file(path)`, unless `write` has gone back in the file.
     """
     part = path.with_name(path.name + ".part")
     with annotate_path(path):
         try:
-            with _File(io.FileIO(part, "wb")) as file:
+            with _File(part) as file:
                 try:
                     write(file)
                 except RuntimeError:
@@ -70,12 +86,15 @@ def write_whole(path: Path, write: Write, finish: Callable[[], None] = lambda: N
                         raise file.error from None
                     raise
             fsync_path(part)
+            if with_sum and file.num_bytes == part.stat().st_size:
+                sum_file(path).write_text(file.hash.hexdigest())
             finish()
             part.rename(path)
         except BaseException:
             # The room that it holds on a full disk is needed.
             with contextlib.suppress(OSError):
                 part.unlink(missing_ok=True)
+                sum_file(path).unlink(missing_ok=True)
             raise
 
 
@@ -91,7 +110,7 @@ def write_or_report(path: Path, write: Write) -> None:
     reserved = _reserved(path)
     try:
         # The reserve is no part of the checkpoint, which may be whole with the rename that follows.
-        write_whole(path, write, reserved.unlink)
+        write_whole(path, write, reserved.unlink, with_sum=True)
     except Exception as error:  # no handler catches it in a thread: the waiter reads the file
         try:
             if not reserved.exists():

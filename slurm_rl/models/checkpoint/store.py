@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_rl.errors import CheckpointError
+from slurm_rl.models.checkpoint.background import sum_file
 from slurm_rl.run_dir.io_errors import annotate_path, describe_disk, fsync_path, next_action
 from slurm_rl.run_dir.run_dir import write_json
 
@@ -51,6 +52,7 @@ class CheckpointStore:
     def __init__(self, root: Path, require_ours: Callable[[], None] = lambda: None) -> None:
         self.root, self.require_ours = root, require_ours
         self._begun: dict[int, Path] = {}
+        self._committed: Path | None = None
         self.skipped: list[str] = []
         """Reasons why `latest` skipped newer folders."""
 
@@ -91,7 +93,7 @@ class CheckpointStore:
             )
         final = self.root / f"step-{step}"
         try:
-            body = {"format": 1, "step": step, "meta": meta, "files": _describe_files(folder, sync=True)}
+            body = {"format": 1, "step": step, "meta": meta, "files": _describe_files(folder, at_commit=True)}
             write_json(folder / MANIFEST, {"sha256": _hash_json(body), "body": body})
             for path in [*(p for p in folder.rglob("*") if p.is_dir()), folder]:
                 fsync_path(path)
@@ -107,6 +109,7 @@ class CheckpointStore:
         except OSError as error:
             shutil.rmtree(folder, ignore_errors=True)
             raise cannot_write(folder, error) from error
+        self._committed = final
         return Checkpoint(step=step, path=final, meta=meta)
 
     def latest(self) -> Checkpoint | None:
@@ -127,10 +130,12 @@ class CheckpointStore:
         return checkpoint
 
     def prune(self, keep: int, spare: Collection[int] = ()) -> list[int]:
-        """Remove all but the newest `keep` and `spare` checkpoints, if the newest verifies; return the steps."""
+        """Remove all but the newest `keep` and `spare` checkpoints, if the newest is sound; return the steps.
+
+        One that this process has just committed is, and is not read again.
+        """
         paths = self._newest_first()
-        newest = self.latest()
-        if newest is None or newest.path != paths[0]:
+        if not paths or (paths[0] != self._committed and _verify(paths[0])[0] is None):
             return []
         removed = []
         for path in (path for path in paths[max(keep, 1) :] if _step_of(path) not in spare):
@@ -190,18 +195,27 @@ def _compare(expected: dict[str, Any], found: dict[str, Any]) -> str | None:
     return None
 
 
-def _describe_files(folder: Path, *, sync: bool = False) -> dict[str, dict[str, Any]]:
-    """Return size and hash of every file below `folder` except the manifest, by relative name."""
-    paths = [p for p in sorted(folder.rglob("*")) if not p.is_dir() and p != folder / MANIFEST]
+def _describe_files(folder: Path, *, at_commit: bool = False) -> dict[str, dict[str, Any]]:
+    """Return size and hash of every file below `folder` except the manifest, by relative name.
+
+    Args:
+        at_commit: sync the files, and take the hashes that their writers left.
+    """
+    paths = {p for p in folder.rglob("*") if not p.is_dir() and p != folder / MANIFEST}
+    sums = {p: sum_file(p) for p in paths if sum_file(p) in paths} if at_commit else {}
 
     def describe(path: Path) -> dict[str, Any]:
-        if sync:
+        if at_commit:
             fsync_path(path)
-        return describe_file(path)
+        known = sums.get(path)
+        return describe_file(path) if known is None else {"size": path.stat().st_size, "sha256": known.read_text()}
 
+    files = sorted(paths - set(sums.values()))
     with ThreadPoolExecutor(_HASH_THREADS) as pool:
-        described = pool.map(describe, paths)
-        return {p.relative_to(folder).as_posix(): d for p, d in zip(paths, described, strict=True)}
+        described = {p.relative_to(folder).as_posix(): d for p, d in zip(files, pool.map(describe, files), strict=True)}
+    for known in sums.values():
+        known.unlink()
+    return described
 
 
 def describe_file(path: Path) -> dict[str, Any]:

@@ -1,4 +1,5 @@
 import errno
+import hashlib
 import os
 import random
 import signal
@@ -12,7 +13,13 @@ from typing import BinaryIO
 import pytest
 
 from slurm_rl.errors import CheckpointError
-from slurm_rl.models.checkpoint.background import reserve_reason, wait_for_files, write_or_report, write_whole
+from slurm_rl.models.checkpoint.background import (
+    reserve_reason,
+    sum_file,
+    wait_for_files,
+    write_or_report,
+    write_whole,
+)
 from slurm_rl.models.checkpoint.store import CheckpointStore
 
 NUM_KILLS = 20
@@ -32,7 +39,13 @@ def test_file_gets_name_after_writing(tmp_path: Path) -> None:
     go_on.set()
     wait_for_files([path], 30, threading.Event())
     assert path.read_bytes() == b"whole"
-    assert list(tmp_path.iterdir()) == [path]
+    assert sum_file(path).read_text() == hashlib.sha256(b"whole").hexdigest()
+    assert sorted(tmp_path.iterdir()) == [path, sum_file(path)]
+
+
+def test_writer_that_goes_back_leaves_no_hash(tmp_path: Path) -> None:
+    write_whole(tmp_path / "a", lambda file: (file.write(b"ab"), file.seek(0), file.write(b"c")), with_sum=True)
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("a", b"cb")]
 
 
 def test_failed_writer_reports_cause_and_leaves_no_file(tmp_path: Path) -> None:

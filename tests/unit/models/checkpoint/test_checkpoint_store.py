@@ -4,9 +4,11 @@ import random
 from pathlib import Path
 
 import pytest
+import torch
 
 from slurm_rl.errors import CheckpointError
 from slurm_rl.models.checkpoint import store as checkpoints
+from slurm_rl.models.checkpoint.background import write_whole
 from slurm_rl.models.checkpoint.store import CheckpointStore
 from tests.small_disk import small_disk
 
@@ -103,8 +105,25 @@ def test_prune_removes_nothing_if_newest_is_damaged(store: CheckpointStore) -> N
     for step in range(3):
         save(store, step)
     flip_bit(store.root / "step-2" / "rank-0.pt")
-    assert store.prune(keep=1) == []
-    assert latest_step(store) == 1
+    resumed = CheckpointStore(store.root)
+    assert resumed.prune(keep=1) == []
+    assert latest_step(resumed) == 1
+
+
+def test_commit_and_prune_skip_files_hashed_by_writer(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(store, 1)
+    read: list[str] = []
+    describe = checkpoints.describe_file
+    monkeypatch.setattr(checkpoints, "describe_file", lambda path: (read.append(path.name), describe(path))[1])
+    folder = store.begin(2)
+    write_whole(folder / "rank-0.pt", lambda file: torch.save(torch.arange(9), file), with_sum=True)
+    (folder / "layout.json").write_text("{}")
+    store.commit(2, {})
+    assert store.prune(keep=1) == [1]
+    assert read == ["layout.json"]
+    names = sorted(path.name for path in (store.root / "step-2").iterdir())
+    assert names == ["layout.json", checkpoints.MANIFEST, "rank-0.pt"]
+    assert latest_step(store) == 2, "the hash is that of the file"
 
 
 def test_prune_keeps_single_checkpoint(store: CheckpointStore) -> None:
