@@ -1,12 +1,13 @@
 """Shapes of popular models, so that a plan can estimate memory before a download.
 
-known_models.csv has the numbers of each model's config.json on the hub, and in its last column the billions of
-parameters of the model card or paper, which tests/unit/plan/test_known_models.py compares.
+known_models.csv has the numbers of each model's config.json on the hub, `more` with those that few models have, and
+the billions of parameters of the model card or paper, which tests/unit/plan/test_known_models.py compares.
 """
 
 import csv
 import functools
 from pathlib import Path
+from typing import Any
 
 from slurm_rl.plan.memory import ModelShape
 
@@ -19,8 +20,10 @@ def load_known() -> dict[str, ModelShape]:
     for row in csv.DictReader(text.splitlines()):
         owner, names = row.pop("owner"), row.pop("names").split()
         is_tied = row.pop("is_tied") == "1"
+        more = dict(word.split("=") for word in row.pop("more").split())
         del row["billions"]
-        shape = ModelShape(is_tied=is_tied, **{key: int(value) for key, value in row.items()})
+        sizes: dict[str, Any] = {key: int(value) for key, value in (row | more).items()}
+        shape = ModelShape(is_tied=is_tied, **sizes)
         known |= {f"{owner}/{name}".lower(): shape for name in names}
     return known
 

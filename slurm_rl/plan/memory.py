@@ -1,8 +1,6 @@
 """Shape of a model, and the memory of a rollout engine."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 GB = 1e9
 # vLLM's activations of one batch, CUDA graphs and sampling buffers.
@@ -19,35 +17,107 @@ PROCESS_GB = 1.0
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Sizes of a decoder that determine its memory (Llama, Qwen, Mistral and their mixtures of experts)."""
+    """Sizes of a decoder that determine its memory and FLOPs; `parse_shape` reads them from config.json."""
 
     num_layers: int
     hidden_size: int
     intermediate_size: int
-    """Width of the gated MLP, or of one expert."""
+    """Width of a dense MLP."""
     vocab_size: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    """Width of a query and key head."""
     is_tied: bool
     """The output layer shares the embedding."""
     num_experts: int = 1
+    """Routed experts of a layer."""
     context_length: int | None = None
     vision_parameters: int = 0
     """Parameters of the vision tower."""
+    experts_per_token: int = 1
+    expert_size: int = 0
+    """Width of one routed expert."""
+    shared_expert_size: int = 0
+    """Width of all shared experts of a layer together."""
+    num_dense_layers: int = 0
+    """Layers of a mixture of experts with a dense MLP."""
+    mlp_matrices: int = 3
+    """3: gate, up and down; 2: without a gate."""
+    q_lora_rank: int = 0
+    kv_lora_rank: int = 0
+    """Multi-head latent attention: width of the compressed keys and values; 0: other attention."""
+    rope_head_dim: int = 0
+    """Latent attention: width of the rotary key, which all heads share."""
+    value_head_dim: int = 0
+    """Width of a value head; 0: as `head_dim`."""
+    has_query_gate: bool = False
+    """The query projection also makes a gate of the attention's output."""
+    sliding_window: int = 0
+    num_sliding_layers: int = 0
+    """Layers whose tokens attend to `sliding_window` tokens at most."""
+    num_linear_layers: int = 0
+    """Layers of linear attention, such as gated delta nets, in place of attention."""
+    linear_parameters: int = 0
+    """Parameters of one such layer without its MLP."""
+    linear_state: int = 0
+    """Values of a sequence's state in one such layer."""
+    other_parameters: int = 0
+    """Parameters in the model's files that are not in the formula: biases, norms, parts of other kinds."""
+
+    @property
+    def value_size(self) -> int:
+        return self.num_heads * (self.value_head_dim or self.head_dim)
+
+    @property
+    def num_expert_layers(self) -> int:
+        return 0 if self.num_experts == 1 else self.num_layers - self.num_dense_layers
+
+    @property
+    def projections(self) -> list[tuple[int, int]]:
+        """Input and output widths of the linear layers of one attention."""
+        h, heads, queries = self.hidden_size, self.num_heads, self.num_heads * self.head_dim
+        if not self.kv_lora_rank:
+            kv = self.num_kv_heads * (2 * self.head_dim)
+            return [(h, queries * (1 + self.has_query_gate)), (h, kv // 2), (h, kv // 2), (self.value_size, h)]
+        rank, latent = self.q_lora_rank, self.kv_lora_rank
+        query = [(h, rank), (rank, queries)] if rank else [(h, queries)]
+        up = queries - heads * self.rope_head_dim + self.value_size
+        return [*query, (h, latent + self.rope_head_dim), (latent, up), (self.value_size, h)]
+
+    @property
+    def attention_parameters(self) -> int:
+        return sum(rows * columns for rows, columns in self.projections)
+
+    @property
+    def expert_parameters(self) -> int:
+        """Parameters of one routed expert."""
+        return self.mlp_matrices * self.hidden_size * self.expert_size
+
+    @property
+    def _mlp_parameters(self) -> int:
+        return self.mlp_matrices * self.hidden_size * self.intermediate_size
+
+    @property
+    def _mixture_parameters(self) -> int:
+        shared = self.mlp_matrices * self.hidden_size * self.shared_expert_size
+        return self.num_experts * self.expert_parameters + self.hidden_size * self.num_experts + shared
 
     @property
     def layer_parameters(self) -> int:
-        attention = 2 * self.hidden_size * self.head_dim * (self.num_heads + self.num_kv_heads)
-        mlp = 3 * self.hidden_size * self.intermediate_size * self.num_experts
-        return attention + mlp + 2 * self.hidden_size
+        """Parameters of the largest layer."""
+        mixer = max(self.attention_parameters, self.linear_parameters)
+        mlps = [self._mixture_parameters] * bool(self.num_expert_layers) or [self._mlp_parameters]
+        return mixer + max(mlps) + 2 * self.hidden_size
 
     def adapter_parameters(self, rank: int) -> int:
         """Return the parameters of adapters on all linear layers of all blocks; experts are not linear layers."""
-        h, heads, kv = self.hidden_size, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        attention = 2 * (h + heads) + 2 * (h + kv)
-        mlp = 3 * (h + self.intermediate_size) if self.num_experts == 1 else 0
-        return self.num_layers * rank * (attention + mlp)
+        h = self.hidden_size
+        attention = sum(rows + columns for rows, columns in self.projections)
+        dense = self.mlp_matrices * (h + self.intermediate_size)
+        shared = self.mlp_matrices * (h + self.shared_expert_size) if self.shared_expert_size else 0
+        mlps = (self.num_layers - self.num_expert_layers) * dense + self.num_expert_layers * shared
+        return rank * (self.num_layers * attention + mlps)
 
     @property
     def embedding_parameters(self) -> int:
@@ -55,55 +125,52 @@ class ModelShape:
 
     @property
     def largest_tensor(self) -> int:
-        """Parameters of the largest tensor."""
-        return max(self.vocab_size, self.intermediate_size) * self.hidden_size
-
-    @property
-    def cached_values_per_head(self) -> int:
-        """Cached keys and values of one token in one key-value head, over all layers."""
-        return 2 * self.num_layers * self.head_dim
+        """Parameters of the largest tensor; the experts' gates and ups of a layer are one."""
+        experts = self.num_experts * 2 * self.expert_size if self.num_expert_layers else 0
+        return max(self.vocab_size, self.intermediate_size, experts) * self.hidden_size
 
     @property
     def num_parameters(self) -> int:
-        language = self.num_layers * self.layer_parameters + self.embedding_parameters + self.hidden_size
-        return language + self.vision_parameters
+        attention = self.num_layers - self.num_linear_layers
+        mixers = attention * self.attention_parameters + self.num_linear_layers * self.linear_parameters
+        dense = self.num_layers - self.num_expert_layers
+        mlps = dense * self._mlp_parameters + self.num_expert_layers * self._mixture_parameters
+        norms = (2 * self.num_layers + 1) * self.hidden_size
+        rest = self.vision_parameters + self.other_parameters
+        return mixers + mlps + norms + self.embedding_parameters + rest
 
+    @property
+    def active_parameters(self) -> int:
+        """Parameters that one token uses."""
+        idle = (self.num_experts - self.experts_per_token) * self.expert_parameters
+        return self.num_parameters - self.num_expert_layers * idle
 
-def parse_shape(config: Mapping[str, Any]) -> ModelShape | None:
-    """Parse a Hugging Face config.json, or its text_config; None for unsupported families.
+    def cached_values(self, tokens: int, tensor_parallel_size: int = 1) -> int:
+        """Return the values in the KV cache of one sequence on each GPU of an engine.
 
-    >>> parse_shape({"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 10,
-    ...              "intermediate_size": 128}).num_parameters
-    83520
-    """
-    text = config.get("text_config") or config
-    names = ("num_hidden_layers", "hidden_size", "intermediate_size", "vocab_size", "num_attention_heads")
-    if not all(isinstance(text.get(name), int) for name in names):
-        return None
-    heads, experts = text["num_attention_heads"], text.get("num_experts") or text.get("num_local_experts") or 1
-    return ModelShape(
-        num_layers=text["num_hidden_layers"],
-        hidden_size=text["hidden_size"],
-        intermediate_size=text.get("moe_intermediate_size") or text["intermediate_size"],
-        vocab_size=text["vocab_size"],
-        num_heads=heads,
-        num_kv_heads=text.get("num_key_value_heads") or heads,
-        head_dim=text.get("head_dim") or text["hidden_size"] // heads,
-        is_tied=bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings", False))),
-        num_experts=experts,
-        context_length=text.get("max_position_embeddings"),
-        vision_parameters=_count_vision(config.get("vision_config") or {}),
-    )
+        vLLM replicates key-value heads if there are fewer than GPUs, and the latents of latent attention.
+        """
+        if self.kv_lora_rank:
+            return self.num_layers * (self.kv_lora_rank + self.rope_head_dim) * tokens
+        heads = max(1, self.num_kv_heads // tensor_parallel_size)
+        full = self.num_layers - self.num_sliding_layers - self.num_linear_layers
+        kept = full * tokens + self.num_sliding_layers * min(tokens, self.sliding_window)
+        state = self.num_linear_layers * self.linear_state // tensor_parallel_size
+        return 2 * self.head_dim * heads * kept + state
 
+    def forward_flops(self, tokens: int) -> float:
+        """Return the FLOPs per token of a forward pass over a sequence of `tokens`, with causal attention.
 
-def _count_vision(vision: Mapping[str, Any]) -> int:
-    """Return the parameters of a Qwen-VL tower's blocks and merger; 0 for others."""
-    names = ("depth", "hidden_size", "intermediate_size", "out_hidden_size")
-    if not all(isinstance(vision.get(name), int) for name in names):
-        return 0
-    depth, hidden, inner, out = (vision[name] for name in names)
-    merged = hidden * vision.get("spatial_merge_size", 2) ** 2
-    return int(depth * (4 * hidden**2 + 3 * hidden * inner) + merged * (merged + out))
+        2 per active parameter except the input embedding and the vision tower, and 2 per attended key and value.
+        A training step takes three times as many, and four with recomputed activations.
+        """
+        table = 0 if self.is_tied else self.vocab_size * self.hidden_size
+        width = 2 * (self.num_heads * self.head_dim + self.value_size)
+        window = min(tokens, self.sliding_window)
+        full = self.num_layers - self.num_sliding_layers - self.num_linear_layers
+        attended = full * tokens / 2 + self.num_sliding_layers * window * (1 - window / (2 * tokens))
+        state = 6 * self.num_linear_layers * self.linear_state
+        return 2 * (self.active_parameters - self.vision_parameters - table) + width * attended + state
 
 
 @dataclass(frozen=True)
@@ -155,11 +222,10 @@ class ServiceMemory:
 def estimate_engine(
     shape: ModelShape, *, tensor_parallel_size: int, bytes_per_value: int, longest_tokens: int
 ) -> EngineMemory:
-    """Estimate one GPU of an engine; vLLM replicates key-value heads if there are fewer than GPUs."""
-    heads = max(1, shape.num_kv_heads // tensor_parallel_size)
-    per_token = shape.cached_values_per_head * heads * bytes_per_value
+    """Estimate one GPU of an engine."""
+    per_sequence = shape.cached_values(longest_tokens, tensor_parallel_size) * bytes_per_value
     weights = shape.num_parameters * bytes_per_value / tensor_parallel_size
-    return EngineMemory(weights / GB, per_token * longest_tokens / GB)
+    return EngineMemory(weights / GB, per_sequence / GB)
 
 
 def cpu_cache_bytes(shape: ModelShape | None, *, num_sequences: int, longest_tokens: int, bytes_per_value: int) -> int:
@@ -170,6 +236,7 @@ def cpu_cache_bytes(shape: ModelShape | None, *, num_sequences: int, longest_tok
     if shape is None:
         return _CPU_CACHE_BYTES
     blocks = -(-longest_tokens // _CPU_BLOCK_TOKENS)
-    per_token = shape.cached_values_per_head * shape.num_kv_heads * bytes_per_value
+    # vLLM pads the states of linear attention to whole blocks; windows may be shorter than a block.
+    per_token = replace(shape, num_sliding_layers=0, num_linear_layers=0).cached_values(1) * bytes_per_value
     # vLLM reserves one block.
     return min(_CPU_CACHE_BYTES, (num_sequences * blocks + 1) * _CPU_BLOCK_TOKENS * per_token)

@@ -13,7 +13,8 @@ from slurm_rl.config.paths import expand_user
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError
 from slurm_rl.plan.known_models import find_known
-from slurm_rl.plan.memory import ModelShape, parse_shape
+from slurm_rl.plan.memory import ModelShape
+from slurm_rl.plan.parse_shape import parse_shape
 from slurm_rl.run_dir.run_dir import RunDir
 
 _AGAIN = "fetch it again"

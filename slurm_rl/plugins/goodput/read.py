@@ -1,8 +1,8 @@
 """Read the ledger and the MFU of run directories.
 
-Model FLOPs utilization as in PaLM (arXiv:2204.02311, appendix B), over the surviving steps: 6 FLOPs per parameter for a
-trained token, 2 for a prefilled or sampled token. The FLOPs of attention are omitted; below 4,096 tokens they are less
-than a tenth for models from 7B on.
+Model FLOPs utilization as in PaLM (arXiv:2204.02311, appendix B), over the surviving steps: 6 FLOPs per active
+parameter for a trained token, 2 for a prefilled or sampled token. The FLOPs of attention are omitted; below 4,096
+tokens they are less than a tenth for models from 7B on.
 """
 
 import json
@@ -14,7 +14,7 @@ import yaml
 
 from slurm_rl.node.gpu_peaks import find_peak
 from slurm_rl.plan.known_models import find_known
-from slurm_rl.plan.memory import parse_shape
+from slurm_rl.plan.parse_shape import parse_shape
 from slurm_rl.plugins.goodput.ledger import build_ledger
 from slurm_rl.plugins.goodput.render import render_line
 from slurm_rl.plugins.goodput.types import Ledger
@@ -88,9 +88,7 @@ def compute_mfu(ledger: Ledger, rows: Sequence[Row], config: Mapping[str, Any]) 
         shape = find_known(model)
     if shape is None:
         return Mfu(None, "the size of the model is unknown")
-    if shape.num_experts > 1:
-        return Mfu(None, "the number of active parameters of a mixture of experts is unknown")
-    return Mfu(count_flops(rows, shape.num_parameters) / (trained * peak.tflops * 1e12))
+    return Mfu(count_flops(rows, shape.active_parameters) / (trained * peak.tflops * 1e12))
 
 
 def count_flops(rows: Sequence[Row], num_parameters: int) -> float:

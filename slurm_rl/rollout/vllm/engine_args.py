@@ -5,7 +5,8 @@ from typing import Any
 
 from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.train import RolloutConfig
-from slurm_rl.plan.memory import cpu_cache_bytes, parse_shape
+from slurm_rl.plan.memory import cpu_cache_bytes
+from slurm_rl.plan.parse_shape import parse_shape
 from slurm_rl.rollout.vllm.vision_inputs import build_options
 from slurm_rl.run_dir.run_dir import read_json
 

@@ -24,7 +24,7 @@ from slurm_rl.launch.runs.model_checks import (
     read_shapes,
 )
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.plan.memory import parse_shape
+from slurm_rl.plan.parse_shape import parse_shape
 from slurm_rl.rewards.check_references import check_references
 from tests.image_kit import write_image
 from tests.plans import plan_of as make_plan

@@ -4,7 +4,8 @@ import pytest
 
 from slurm_rl.config.load import load_config
 from slurm_rl.plan.build_plan import SubmitFacts, build_plan
-from slurm_rl.plan.memory import ModelShape, parse_shape
+from slurm_rl.plan.memory import ModelShape
+from slurm_rl.plan.parse_shape import parse_shape
 from tests.gpu.cases import CASES, device_overrides, fill
 from tests.gpu.models import TEXT
 

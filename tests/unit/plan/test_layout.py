@@ -10,7 +10,8 @@ from slurm_rl.errors import ConfigError
 from slurm_rl.plan.build_plan import SubmitFacts, build_plan
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.known_models import find_known
-from slurm_rl.plan.memory import ModelShape, estimate_engine, parse_shape
+from slurm_rl.plan.memory import ModelShape, estimate_engine
+from slurm_rl.plan.parse_shape import parse_shape
 from slurm_rl.plan.policy_memory import PolicyLoad, estimate_policy
 
 SHAPES = {name: find_known(name) for name in ("Qwen/Qwen2.5-7B", "Qwen/Qwen2.5-1.5B", "meta-llama/Meta-Llama-3-70B")}
