@@ -7,10 +7,32 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from slurm_rl.plan.parse_shape import parse_shape
 
-FAMILIES = """
-    qwen2 qwen3 qwen3_moe qwen3_next qwen3_5_text qwen3_5_moe_text llama llama4_text mistral mixtral gemma2 gemma3_text
-    deepseek_v3 gpt_oss glm4_moe granitemoe phi phi3 olmo3 smollm3 qwen2_5_vl qwen3_vl mistral3 gpt_neox
-""".split()
+FAMILIES = [
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+    "qwen3_next",
+    "qwen3_5_text",
+    "qwen3_5_moe_text",
+    "llama",
+    "llama4_text",
+    "mistral",
+    "mixtral",
+    "gemma2",
+    "gemma3_text",
+    "deepseek_v3",
+    "gpt_oss",
+    "glm4_moe",
+    "granitemoe",
+    "phi",
+    "phi3",
+    "olmo3",
+    "smollm3",
+    "qwen2_5_vl",
+    "qwen3_vl",
+    "mistral3",
+    "gpt_neox",
+]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
