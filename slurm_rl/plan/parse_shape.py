@@ -21,6 +21,8 @@ _PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "experts_per_token
 _NUM_SHARED = ("n_shared_experts", "moe_num_shared_experts", "num_shared_expert")
 _SHARED_SIZES = ("shared_expert_intermediate_size", "shared_intermediate_size")
 _ATTENTION = ("full_attention", "attention", "sliding_attention", "chunked_attention")
+# Keys of families with parts that the formula does not have, such as state spaces and embeddings of each layer.
+_OTHER_PARTS = ("mamba", "ssm_", "conv_L_cache", "attn_layer_period", "hidden_size_per_layer_input", "altup_")
 # MLPs of two matrices.
 _UNGATED = ("gpt2", "gpt_bigcode", "gpt_neox", "phi", "starcoder2", "opt", "gptj", "codegen", "nemotron")
 
@@ -32,7 +34,7 @@ def parse_shape(config: Mapping[str, Any], counted: int | None = None) -> ModelS
         counted: number of parameters in the model's files, if known.
 
     Returns:
-        None if sizes are missing, or for layers of unknown kinds without `counted`.
+        None if sizes are missing, or for a model with parts of unknown kinds without `counted`.
 
     >>> parse_shape({"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 10,
     ...              "intermediate_size": 128}).num_parameters
@@ -54,9 +56,11 @@ def parse_shape(config: Mapping[str, Any], counted: int | None = None) -> ModelS
         vision_parameters=_count_vision(config.get("vision_config") or {}, hidden),
         mlp_matrices=2 if text.get("model_type") in _UNGATED else 3,
     )
-    kinds = set(_list_layers(text, layers)) - {*_ATTENTION, "linear_attention"}
     if counted is None:
-        return None if kinds or (shape.num_linear_layers and not shape.linear_parameters) else shape
+        kinds = set(_list_layers(text, layers)) - {*_ATTENTION, "linear_attention"}
+        others = [key for key in text if key.startswith(_OTHER_PARTS) and text[key]]
+        is_known = not kinds and not others and bool(shape.linear_parameters or not shape.num_linear_layers)
+        return shape if is_known else None
     return replace(shape, other_parameters=counted - shape.num_parameters)
 
 

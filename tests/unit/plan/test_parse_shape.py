@@ -47,3 +47,11 @@ def test_parse_shape_counts_parameters_of_family(family: str) -> None:
     sizes = [p.numel() for p in model.parameters()]
     assert shape is not None and shape.num_parameters == pytest.approx(sum(sizes), rel=5e-3)
     assert shape.largest_tensor == max(sizes)
+
+
+@pytest.mark.parametrize("family", ["bamba", "falcon_h1", "jamba", "lfm2", "gemma4_text", "granitemoehybrid"])
+def test_parse_shape_counts_unknown_parts_only_from_files(family: str) -> None:
+    config = CONFIG_MAPPING[family]().to_dict()
+    assert parse_shape(config) is None
+    shape = parse_shape(config, counted=10**10)
+    assert shape is not None and shape.num_parameters == 10**10
