@@ -27,7 +27,7 @@ def find_target(words: Sequence[str]) -> Path:
         return _find_newest()
     path = resolve(words[0])
     if len(words) > 1 and "=" in words[1]:
-        action = f"leave out {words[1]}: a run keeps its settings, other values need a new run"
+        action = f"leave out {words[1]}: a run keeps its settings (`resume` changes only job.time_limit)"
         raise ConfigError("this verb takes no overrides", seen=" ".join(words), action=action)
     if len(words) > 1:
         raise ConfigError("name one run directory", seen=" ".join(words), action="leave out the others")

@@ -1,6 +1,6 @@
 """`plan`: print a summary of the run, then that it is valid, or the errors that `submit` would raise.
 
-It needs neither Slurm nor torch.
+It needs neither Slurm nor torch. Where Slurm answers, it also judges the job, of which nothing is queued.
 """
 
 import argparse
@@ -12,9 +12,11 @@ from slurm_rl.config.run import RunConfig
 from slurm_rl.config.user_files.load import load_function
 from slurm_rl.errors import ConfigError
 from slurm_rl.launch.controller.create import check_judge_keys
+from slurm_rl.launch.jobs import open_launcher
 from slurm_rl.launch.runs.checks import check_submission
 from slurm_rl.launch.runs.interpreter import check_interpreter
 from slurm_rl.launch.runs.model_shape import describe_prompts, find_shape, find_shape_at
+from slurm_rl.launch.slurm.command_line import NoSlurmError, SlurmUnavailableError
 from slurm_rl.plan.explain import render_explanation
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.render import render_plan
@@ -26,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
     config, plan, directory = compose_run(args.rest, args.config_dir)
     print(_render(args, config, plan), flush=True)
     check_submission(config, plan, directory, note)
-    verdict = "valid, not submitted"
+    verdict = "valid, not submitted" if _ask_queue(plan) else "valid, not submitted, not checked by Slurm"
     # A plan may be made on another machine, or in another environment, than the one that submits.
     for check in (lambda: check_interpreter(plan, note), lambda: check_judge_keys(config)):
         try:
@@ -37,6 +39,20 @@ def run(args: argparse.Namespace) -> int:
     if not args.json:
         print(verdict)
     return 0
+
+
+def _ask_queue(plan: JobPlan) -> bool:
+    """Let the scheduler judge the plan, as `submit` does; return False if it cannot be asked here."""
+    if not plan.launcher_entry.is_queue:
+        return True
+    try:
+        _, notes = open_launcher(plan.launcher).check(plan)
+    except (NoSlurmError, SlurmUnavailableError) as error:
+        note(f"unchecked: partition, account and limits: {error}")
+        return False
+    for line in notes:
+        note(line)
+    return True
 
 
 def _render(args: argparse.Namespace, config: RunConfig, plan: JobPlan) -> str:

@@ -45,6 +45,20 @@ def describe_phase(run: RunDir, now: float) -> str:
     return "" if progress.total else f"{progress.stage} (for {format_age(now - since)})"
 
 
+def find_cancel(run: RunDir) -> float | None:
+    """Return the time of a cancel that the run's newest job has not yet ended by."""
+    kinds = ("job/cancel_requested", "job/submitted", "job/ended")
+    newest = next((row for row in reversed(read_last_rows(run.events, END_BYTES)) if row.get("kind") in kinds), {})
+    return float(newest["time"]) if newest.get("kind") == kinds[0] else None
+
+
+def is_of_attempt(run: RunDir, row: Row) -> bool:
+    """Return whether the newest attempt wrote this row of metrics."""
+    events = read_last_rows(run.events, END_BYTES)
+    start = next((event["time"] for event in reversed(events) if event.get("kind") == "attempt/started"), 0.0)
+    return float(row.get("time/stamp", start)) >= start
+
+
 def describe_results(run: RunDir) -> Iterator[str]:
     """Yield the newest evaluation, the newest result of each set, and warnings; nothing before an evaluation."""
     rows = [*read_ends(run), *read_eval_rows(run)]

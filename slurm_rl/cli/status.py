@@ -12,7 +12,15 @@ from typing import Any
 
 from slurm_rl.cli.find import find_target, open_target
 from slurm_rl.cli.output import to_printable
-from slurm_rl.cli.run_facts import END_BYTES, describe_phase, describe_results, read_newest_row, read_num_steps
+from slurm_rl.cli.run_facts import (
+    END_BYTES,
+    describe_phase,
+    describe_results,
+    find_cancel,
+    is_of_attempt,
+    read_newest_row,
+    read_num_steps,
+)
 from slurm_rl.cli.status_json import build_run, build_runs
 from slurm_rl.cli.table import STYLES, RunLine, find_screen, format_age, join_row, render_runs
 from slurm_rl.cli.watch import watch
@@ -135,14 +143,20 @@ def render_status(run: RunDir) -> str:
         lines.append(f"job     {job.job_id} ({job.launcher})")
     if state.word == "running" and (phase := describe_phase(run, time.time())):
         lines.append(f"phase   {phase}")
+    if state.is_alive and (since := find_cancel(run)):
+        ago = format_age(time.time() - since)
+        lines.append(f"cancel  requested {ago} ago: it saves what it has, then ends")
     if last:
-        lines += _describe_row(last, read_num_steps(run), is_alive=state.is_alive, now=time.time())
+        has_pace = state.word == "running" and is_of_attempt(run, last)
+        lines += _describe_row(last, read_num_steps(run), has_pace=has_pace, now=time.time())
     lines += describe_results(run)
     lines += _describe_evals(run)
     lines += _describe_problems(run, is_alive=state.is_alive)
     if gpu_time := load_function(GPU_TIME)(run):
         lines.append(f"time    {gpu_time}")
     lines += _describe_lead(run)
+    if state.is_alive and run.prometheus.is_file():
+        lines += [f"scrape  http://{one}/metrics" for group in read_json(run.prometheus) for one in group["targets"]]
     lines.append(f"logs    {run.attempts / 'latest' / 'logs'}")
     if not state.is_alive and state.word not in ("finished", "unknown"):
         lines.append(f"resume  python -m slurm_rl resume {shlex.quote(str(run.path))}")
@@ -213,13 +227,13 @@ def _describe_silent_controller(run: RunDir) -> list[str]:
     ]
 
 
-def _describe_row(last: dict[str, Any], total: int, *, is_alive: bool, now: float) -> list[str]:
+def _describe_row(last: dict[str, Any], total: int, *, has_pace: bool, now: float) -> list[str]:
     """Return step, pace and watched metrics of the newest row."""
     step = int(last["step"])
     of_all = f" of {total}, {min(1.0, step / total):.0%}" if total else ""
     lines = [f"step    {step}{of_all} ({last['stage']})"]
     seconds = last.get("time/step_s")
-    if is_alive and seconds is not None:
+    if has_pace and seconds is not None:
         left = f", about {format_seconds(seconds * max(0, total - step))} left" if total else ""
         ago = f", the last {format_age(now - last['time/stamp'])} ago" if "time/stamp" in last else ""
         lines.append(f"pace    {format_seconds(seconds)} a step{ago}{left}")

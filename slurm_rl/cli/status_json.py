@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from slurm_rl.cli.run_facts import describe_phase, read_ends, read_newest_row, read_num_steps
+from slurm_rl.cli.run_facts import describe_phase, find_cancel, read_ends, read_newest_row, read_num_steps
 from slurm_rl.cli.table import RunLine
 from slurm_rl.launch.controller.record import RunState, load_job
 from slurm_rl.run_dir.eval_sets import read_results
@@ -28,6 +28,7 @@ def build_run(run: RunDir, state: RunState, now: float) -> dict[str, Any]:
         "launcher": job.launcher if job else None,
         "attempt": attempts[-1] if attempts else None,
         "phase": (describe_phase(run, now) or None) if state.word == "running" else None,
+        "cancel_requested": find_cancel(run) if state.is_alive else None,
         "stage": last.get("stage"),
         "step": last.get("step"),
         "num_steps": read_num_steps(run) or None,

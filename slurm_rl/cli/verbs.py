@@ -72,7 +72,8 @@ def _add_verbs_that_start_runs(verbs: Verbs) -> None:
 
 def _add_verbs_of_configs(verbs: Verbs) -> None:
     about = "print a summary of a run and the errors that submit would raise (--full: also the submitted script)"
-    details = f"Exit code 2 if submit would refuse the run, as far as this machine can check.\n\n{OVERRIDES}"
+    details = "Exit code 2 if submit would refuse the run, as far as this machine, and Slurm if it answers, can check."
+    details += f"\n\n{OVERRIDES}"
     example = "plan +exp=demo +cluster=nvidia_h100 cluster.num_nodes=4"
     parser = verbs.add("plan", about, "[overrides]", example, details=details)
     add_config_dir(parser)
@@ -121,9 +122,11 @@ def _add_verbs_that_change_runs(verbs: Verbs) -> None:
     about, example = "end a run; its checkpoints are kept", "cancel runs/addition-20261121-101500"
     verbs.add("cancel", about, "[run | sweep | job id]", example, details=RUN)
 
-    about, example = "resume a run from its newest checkpoint", "resume runs/addition-20261121-101500"
+    about = "resume a run from its newest checkpoint, with another time limit if given"
+    example = "resume runs/addition-20261121-101500 job.time_limit=4:00:00"
     rows = "continue although rows of the data were corrected, added or removed; recorded"
-    verbs.add("resume", about, "[run]", example, details=RUN).switch("--accept-new-rows", help=rows)
+    parser = verbs.add("resume", about, "[run] [job.time_limit=...]", example, details=RUN)
+    parser.switch("--accept-new-rows", help=rows)
 
     about = "write a checkpoint as a Hugging Face model (--step, --out)"
     parser = verbs.add("convert", about, "[run]", "convert --step 100 --out /shared/models/mine", details=RUN)

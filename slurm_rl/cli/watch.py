@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from slurm_rl.cli.find import open_target
-from slurm_rl.cli.run_facts import describe_phase, read_newest_row
+from slurm_rl.cli.run_facts import describe_phase, find_cancel, read_newest_row
 from slurm_rl.launch.controller.attempts import EXIT_FAILED, EXIT_FINISHED
 from slurm_rl.launch.controller.record import RunState
 from slurm_rl.launch.jobs import read_states
@@ -16,7 +16,9 @@ from slurm_rl.run_dir.run_dir import RunDir
 
 REFRESH_S = 10.0
 """Interval of queries to Slurm, whose controller serves all users."""
-_CLEAR = "\x1b[H\x1b[2J"
+_ENTER, _LEAVE = "\x1b[?1049h", "\x1b[?1049l"
+"""The alternate screen, as of `watch` and `less`: the scrollback keeps no old states."""
+_HOME = "\x1b[H\x1b[J"
 
 
 def watch(path: Path, show: Callable[[], object]) -> int:
@@ -27,11 +29,14 @@ def watch(path: Path, show: Callable[[], object]) -> int:
         show: prints their state.
     """
     runs, before = _list_runs(path), None
+    is_drawn = sys.stdout.isatty()
+    if is_drawn:
+        print(_ENTER, end="")
     try:
         while True:
             states = read_states(runs)
-            if sys.stdout.isatty():
-                print(_CLEAR, end="")
+            if is_drawn:
+                print(_HOME, end="")
                 show()
             elif (now := [_describe(run, state) for run, state in zip(runs, states, strict=True)]) != before:
                 show()
@@ -43,6 +48,10 @@ def watch(path: Path, show: Callable[[], object]) -> int:
             time.sleep(REFRESH_S)
     except KeyboardInterrupt:
         return EXIT_FINISHED
+    finally:
+        if is_drawn:
+            print(_LEAVE, end="")
+            show()
 
 
 def _list_runs(path: Path) -> list[RunDir]:
@@ -57,4 +66,4 @@ def _list_runs(path: Path) -> list[RunDir]:
 def _describe(run: RunDir, state: RunState) -> tuple[object, ...]:
     """Return state, step and phase, without ages."""
     phase = describe_phase(run, time.time()).rpartition(" (for ")[0] if state.word == "running" else ""
-    return state.word, state.detail, read_newest_row(run).get("step"), phase
+    return state.word, state.detail, read_newest_row(run).get("step"), phase, find_cancel(run)

@@ -18,7 +18,7 @@ from slurm_rl.launch.controller.attempts import EXIT_CONTINUES
 from slurm_rl.launch.controller.record import Job, RunState, load_job, read_end_state, record_job
 from slurm_rl.launch.protocol import Launcher, Submitted
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.run_dir.run_dir import RunDir, hold, read_json
+from slurm_rl.run_dir.run_dir import RunDir, append_event, hold, read_json
 from slurm_rl.run_dir.run_lock import RESUME, LockHolder, read_lock
 
 # A scheduler serves all users: the polling interval of a sweep grows.
@@ -97,7 +97,13 @@ def read_states(runs: Sequence[RunDir]) -> list[RunState]:
 
 def cancel_runs(runs: Iterable[RunDir]) -> int:
     """Request runs to save and end; return the number of live ones. Raises RunDirError on another machine."""
-    return sum(open_launcher(name).cancel(jobs) for name, jobs in _by_launcher(runs).items())
+    number = 0
+    for name, jobs in _by_launcher(runs).items():
+        number += open_launcher(name).cancel(jobs)
+        for job in jobs:
+            if not job.run.end.is_file():
+                append_event(job.run, "job/cancel_requested", job_id=job.job_id)
+    return number
 
 
 def cancel_unseen(run: RunDir) -> list[str]:

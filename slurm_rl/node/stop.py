@@ -38,7 +38,13 @@ class Timer:
 class StopFlag:
     """Set by SIGUSR2, SIGTERM or SIGINT, however often they come."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, at_once: bool = False) -> None:
+        """
+        Args:
+            at_once: the first signal also raises StopRequested wherever the main thread is. To be set to False once the
+                process has something to save.
+        """
+        self.at_once = at_once
         self.signal: int | None = None
         self._since = 0.0
 
@@ -59,9 +65,12 @@ class StopFlag:
             raise StopRequested("the run received a request to save and stop", seen=signal.Signals(self.signal).name)
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
-        if self.signal is None:
+        is_first = self.signal is None
+        if is_first:
             self._since = time.monotonic()
         self.signal = signum
+        if is_first and self.at_once:
+            self.check()
 
 
 def run_to_outcome(

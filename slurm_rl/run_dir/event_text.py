@@ -21,6 +21,7 @@ PHRASES: dict[str, str] = {  # in the order of a run
     "successor/takes_over": "the next job continues the run",
     "successor/not_cancelled": "the next job could not be cancelled",
     "job/stop_raised": "checkpoint requested before the time limit",
+    "job/cancel_requested": "cancel requested",
     "job/ended": "job ended",
     "controller/killed": "the controller was killed",
     "controller/silent": "no heartbeat from the controller",

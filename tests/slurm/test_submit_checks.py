@@ -24,6 +24,7 @@ def refuse(cluster: Cluster, *words: str) -> str:
     done = refused(cluster, folder, "+exp=demo", *words)
     assert done.returncode == 2, done.stdout + done.stderr
     assert done.stderr.startswith("slurm_rl: ") and "Traceback" not in done.stderr
+    assert refused(cluster, folder, "plan", "+exp=demo", *words).stderr == done.stderr
     assert list(folder.iterdir()) == []
     assert queue(cluster) == ""
     return done.stderr

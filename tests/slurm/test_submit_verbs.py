@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from slurm_rl.run_dir.run_dir import read_json
 from tests.other_host import start_on_other_host
 from tests.slurm.cluster import Cluster, wait_until
 from tests.slurm.light_python import make_light_python
@@ -93,8 +94,12 @@ def test_pending_run_names_reason_and_can_be_cancelled(cluster: Cluster, shared_
     assert (missing.returncode, "pending" in missing.stderr) == (0, True)
     assert cli(cluster, shared_dir, "cancel", str(run)).returncode == 0
     assert state_of(cluster, run) == "cancelled: cancelled while it waited to start"
-    resumed = cli(cluster, shared_dir, "resume", str(run))
+    assert "as it starts" in cli(cluster, shared_dir, "resume", str(run), "job.time_limit=2").stderr
+    resumed = cli(cluster, shared_dir, "resume", str(run), "job.time_limit=7")
     assert resumed.returncode == 0, resumed.stderr
+    assert cluster.run(["squeue", "-h", "-o", "%i %l"]).stdout.split() == [job_id(run), "7:00"]
+    assert read_json(run / "plan.json")["limits"]["time_limit_min"] == 7
+    assert "time_limit: '7'" in (run / "config.yaml").read_text()
     assert state_of(cluster, run).startswith("pending")
 
 

@@ -183,6 +183,26 @@ def test_lost_node_continues_and_scancel_ends_run(strict_cluster: Cluster, share
 
 
 @pytest.mark.slow
+def test_real_time_limit_continues_in_successor(cluster: Cluster, shared_dir: Path) -> None:
+    """Only Slurm's clock ends the jobs, each after its shortest limit, in a partition whose jobs it never requeues."""
+    run = start(cluster, shared_dir, *CANCELLED, "job.time_limit=1", "job.checkpoint_lead_s=10")
+    for attempt in (2, 3):
+        wait_for_step(run, attempt)
+    jobs = [*read_json(run / "job.json")["earlier"], job_id(run)]
+    finish(run)
+    check_no_job_remains(cluster)
+    assert len({*jobs}) == 3 and not events_of(run, "job/requeued")
+    starts, ends = events_of(run, "attempt/started"), events_of(run, "attempt/ended")
+    for begun, ended, job in zip(starts[:2], ends[:2], jobs, strict=False):
+        assert (ended["outcome"], ended["stopped_by"]) == ("checkpointed", "scheduler"), ended
+        assert begun["ends_at"] - begun["start_time"] == 60 and ended["time"] < begun["ends_at"]
+        assert "TimeLimit=00:01:00" in cluster.run(["scontrol", "show", "job", job]).stdout
+    log = (run / "attempts/3/logs/driver.log").read_text()
+    saved = sorted(int(path.name.removeprefix("step-")) for path in (run / "checkpoints").iterdir())
+    assert len(saved) == 3 and f"resumes after step {saved[1]}\n" in log
+
+
+@pytest.mark.slow
 def test_element_of_sweep_continues_in_successor(strict_cluster: Cluster, shared_dir: Path) -> None:
     cluster, python = strict_cluster, make_light_python(shared_dir)
     words = ["+exp=demo", "+cluster=slurm_cpu", f"cluster.python={python}", "cluster.num_nodes=1", "seed=0,1"]

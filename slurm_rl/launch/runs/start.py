@@ -8,11 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+import yaml
+
 from slurm_rl import __version__
+from slurm_rl.config.parse import parse_config
 from slurm_rl.config.paths import expand_user
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError, SlurmRLError, UnknownJobError
-from slurm_rl.launch.controller.create import create_run, remove_run, require_own_run
+from slurm_rl.launch.controller.create import create_run, remove_run, require_own_run, write_run
 from slurm_rl.launch.jobs import held_to_resume, open_launcher, submit_run
 from slurm_rl.launch.protocol import Submitted
 from slurm_rl.launch.runs.checks import check_submission
@@ -22,6 +25,7 @@ from slurm_rl.launch.runs.model_shape import find_shape, find_shape_at
 from slurm_rl.plan.build_plan import SubmitFacts, build_plan
 from slurm_rl.plan.image_file import check_image_is_there
 from slurm_rl.plan.job import JobPlan
+from slurm_rl.plan.sbatch import SbatchOptions
 from slurm_rl.run_dir.run_dir import RunDir
 
 
@@ -127,15 +131,37 @@ def create_stages(configs: Sequence[RunConfig], tell: Callable[[str], object]) -
     return made
 
 
-def resume_run(directory: RunDir, tell: Callable[[str], object]) -> Started:
-    """Submit the same plan and code again. Raises SlurmRLError if the run is alive, foreign or refused."""
+def resume_run(directory: RunDir, tell: Callable[[str], object], time_limit: str | None = None) -> Started:
+    """Submit the same plan and code again, with another job.time_limit if given; other settings never change.
+
+    Raises:
+        SlurmRLError: the run is alive, foreign or refused, or the limit is invalid.
+    """
     plan = load_plan(require_own_run(directory))
     with held_to_resume(directory):
         check_image_is_there(plan)
-        plan = ask_cluster(plan, tell)
-        submitted = submit_run(directory, plan)
+        changed = None if time_limit is None else _with_limit(directory, plan, time_limit)
+        spelled = ask_cluster(changed[1] if changed else plan, tell)
+        if changed:
+            write_run(directory, *changed)
+        plan, submitted = spelled, submit_run(directory, spelled)
     remember(directory.path, [submitted.job_id])
     return Started(directory, plan, submitted)
+
+
+def _with_limit(run: RunDir, plan: JobPlan, time_limit: str) -> tuple[RunConfig, JobPlan]:
+    """Return the run's config and plan with this job.time_limit."""
+    tree = yaml.safe_load(run.config.read_text(encoding="utf-8"))
+    tree["job"]["time_limit"] = None if time_limit == "null" else time_limit
+    config = parse_config(tree)
+    limits = replace(plan.limits, time_limit_min=config.job.time_limit_min)
+    first, *others = (_with_time(options, limits.time_limit_min) for options in (plan.sbatch, *plan.het))
+    return config, replace(plan, limits=limits, sbatch=first, het=tuple(others))
+
+
+def _with_time(options: SbatchOptions, minutes: int | None) -> SbatchOptions:
+    others = {name: value for name, value in options.items() if name != "time"}
+    return {**others, "time": minutes} if options and minutes else others
 
 
 def ask_cluster(plan: JobPlan, tell: Callable[[str], object]) -> JobPlan:

@@ -29,6 +29,7 @@ _UNREACHABLE = (
     "unexpected message received",
 )
 
+_ELSEWHERE = "run on a login node of the cluster, or use +cluster=local"
 # Phrase in a message of Slurm (lower case) -> next action.
 _ACTIONS = {
     "invalid partition": "choose a partition that `sinfo` lists",
@@ -37,12 +38,15 @@ _ACTIONS = {
     "node configuration is not available": "ask for no more than a node of the partition has: `sinfo -N -l`",
     "node count specification invalid": "ask for no more nodes than `sinfo` shows for the partition",
     "time limit": "ask for less time; `sinfo -o '%P %l'` shows the limits",
-    "configuration source": "run on a login node of the cluster, or use +cluster=local",
 }
 
 
 class SlurmUnavailableError(SlurmRLError):
     """Slurm does not answer now (controller restarting, network); a retry may succeed."""
+
+
+class NoSlurmError(SubmitError):
+    """This machine belongs to no Slurm cluster."""
 
 
 class SlurmTimeoutError(SlurmUnavailableError):
@@ -80,8 +84,7 @@ def execute_slurm(argv: Sequence[str], **extra_env: str) -> subprocess.Completed
             timeout=TIMEOUT_S,
         )
     except FileNotFoundError:
-        action = "run on a login node of the cluster, or use +cluster=local"
-        raise SubmitError(f"{argv[0]} must be on PATH", action=action) from None
+        raise NoSlurmError(f"{argv[0]} must be on PATH", action=_ELSEWHERE) from None
     except subprocess.TimeoutExpired:
         raise SlurmTimeoutError(
             f"{argv[0]} must answer within {TIMEOUT_S:g} s", action="try again when `scontrol ping` says UP"
@@ -102,5 +105,9 @@ def slurm_error(done: subprocess.CompletedProcess[str], words: str | None = None
         action = "try again when `scontrol ping` says UP"
         error = SlurmTimeoutError if "socket timed out" in message.lower() else SlurmUnavailableError
         return error(f"Slurm must answer {done.args[0]}", seen=message, action=action)
+    if "configuration source" in message.lower():
+        return NoSlurmError(
+            f"{done.args[0]} must find a Slurm cluster", seen=message.splitlines()[-1], action=_ELSEWHERE
+        )
     action = next((action for phrase, action in _ACTIONS.items() if phrase in message.lower()), "see the words above")
     return SubmitError(f"Slurm must accept {done.args[0]}", seen=message, action=action)

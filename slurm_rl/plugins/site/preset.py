@@ -18,6 +18,10 @@ _DAY_MIN = 24 * 60
 _OBJECT_STORE_GB = 32
 _CPUS, _MEM_GB = 8, 16
 """Request on a shared node without GPUs."""
+_INTERNET = (
+    "cluster.internet: unknown, since only a job could try. If the nodes reach no hub, add `internet: false` below "
+    "`cluster`; then models and data must be local files, and `plan` refuses others."
+)
 
 
 Line = tuple[str, Answer]
@@ -46,6 +50,7 @@ def build_preset(findings: Findings, answers: Answers, header: Sequence[str]) ->
         section[name] = None if answer.value == "" else answer.value
     comments = [*header, *(f"{key}: {'assumed: ' * answer.is_assumed}{answer.why}" for key, answer in lines)]
     parts = ["# @package _global_", *(part for text in comments for part in _wrap(text))]
+    parts += _wrap(_INTERNET)
     body = yaml.safe_dump(tree, sort_keys=False, width=10**6)
     return Preset("\n".join([*parts, body]), tuple(key for key, answer in lines if answer.is_assumed))
 

@@ -6,7 +6,7 @@ It writes outcome.json, whatever happens (see node/stop.py).
 import sys
 
 from slurm_rl.node.attempt import attempt_parser, open_attempt
-from slurm_rl.node.stop import run_to_outcome
+from slurm_rl.node.stop import StopFlag, run_to_outcome
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir
 
 
@@ -16,9 +16,14 @@ def main() -> int:
 
 
 def _train(run: RunDir, attempt: AttemptDir) -> None:
-    from slurm_rl.trainers.grpo.run_grpo import run_training
+    stop = StopFlag(at_once=True)
+    stop.install()  # before the imports, which take long
+    try:
+        from slurm_rl.trainers.grpo.run_grpo import run_training
 
-    run_training(run, attempt)
+        run_training(run, attempt, stop)
+    finally:
+        stop.at_once = False
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ def choose_probe(prompts: Prompts, longest: int) -> TokenPrompt:
     return TokenPrompt(token_ids=tokens[: min(_PROBE_TOKENS, longest)])
 
 
-def run_training(run: RunDir, attempt: AttemptDir) -> None:
+def run_training(run: RunDir, attempt: AttemptDir, stop: StopFlag) -> None:
     """Run the loop to its end, or to the stop signal.
 
     Raises:
@@ -76,8 +76,6 @@ def run_training(run: RunDir, attempt: AttemptDir) -> None:
     from slurm_rl.trainers.grpo.run_eval import convert_evaluated, evaluate_alone
 
     start_heartbeat("driver")
-    stop = StopFlag()
-    stop.install()
     config = parse_config(yaml.safe_load(run.config.read_text(encoding="utf-8")))
     plan = load_plan(run)
     config = plan.layout.fill_in(config)
@@ -105,6 +103,7 @@ def run_training(run: RunDir, attempt: AttemptDir) -> None:
                 from slurm_rl.models.load_model import require_whole_files  # transformers, which only this case needs
 
                 require_whole_files(model_path, config.model)
+                stop.at_once = False
                 evaluate_alone(run, config, cluster, model_path, prompts, judges, metrics, attempt)
                 return
             state = _train(run, config, cluster, model_path, prompts, judges, metrics, attempt)
@@ -188,6 +187,7 @@ def _train(
         sets=build_sets(config, prompts, sampler, judges, scoring_critic, model_path, journal),
     )
 
+    cluster.stop.at_once = False
     state = trainer.run(wait)
     run.require_ours()
     policy.call("export", run.export)

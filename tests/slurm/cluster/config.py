@@ -33,6 +33,8 @@ def write_config(root: Path, slot: Slot, shape: Shape, settings: Mapping[str, st
     (root / "plugstack.conf").touch()
     names = [(slot.ip(index), slot.node(index)) for index in range(1, shape.num_nodes + 1)]
     hosts = [("127.0.0.1", "localhost"), (slot.controller_ip, _hostname()), *names]
+    # No server is there, unless a test starts one (test_offline.py).
+    (root / "resolv.conf").write_text(f"nameserver {slot.controller_ip}\n")
     (root / "hosts").write_text("".join(f"{ip} {name}\n" for ip, name in hosts))
 
 

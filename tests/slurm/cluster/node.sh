@@ -8,6 +8,7 @@ hostname "$name"
 mount --make-rprivate /
 mount -t proc proc /proc
 mount --bind "$root/hosts" /etc/hosts
+mount --bind "$root/resolv.conf" /etc/resolv.conf
 mount -t tmpfs -o "size=${shm_mb}m,mode=1777" tmpfs /dev/shm
 for folder in "$root" "$@"; do
     case $folder in /tmp/*) mkdir -p "$mine$folder"; mount --bind "$folder" "$mine$folder";; esac

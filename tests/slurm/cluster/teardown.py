@@ -9,7 +9,7 @@ from tests.slurm.cluster.slots import Slot, claimed_slots
 
 CENTRAL = ("slurmctld", "slurmdbd", "mariadbd", "munged")
 # Entries of the root that are removed; logs and unknown files remain.
-MADE = ("state", "spool", "nodes", "munge", "dev", "db", "db.sock", "hosts", "slurmdbd.conf")
+MADE = ("state", "spool", "nodes", "munge", "dev", "db", "db.sock", "hosts", "resolv.conf", "slurmdbd.conf")
 CONFIG = ("slurm.conf", "gres.conf", "cgroup.conf", "plugstack.conf")
 
 

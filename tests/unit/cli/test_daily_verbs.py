@@ -13,6 +13,7 @@ from slurm_rl.cli import foreground, logs, status, watch
 from slurm_rl.cli.parser import load_verbs
 from slurm_rl.launch.controller.record import RunState, record_job
 from slurm_rl.launch.runs.find import open_run, remember
+from slurm_rl.launch.slurm.launcher import SlurmLauncher
 from slurm_rl.run_dir.run_dir import RunDir, append_row, write_json
 from tests.unit.plugins.report.sample_run import fill, make_events, make_rows
 
@@ -129,16 +130,20 @@ def test_watch_prints_changes_until_run_ends(
     states[:], clock.slept = [RunState("unknown", "squeue failed")], 2
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     assert main(["status", "--watch", "sums-1"]) == 0
-    assert capsys.readouterr().out.count("\x1b[2J") == 7
+    drawn, left, last = capsys.readouterr().out.partition("\x1b[?1049l")
+    assert drawn.startswith("\x1b[?1049h") and drawn.count("\x1b[H\x1b[J") == 7 and left
+    assert last.count("state   unknown") == 1 and "\x1b" not in last
 
 
 def test_plan_ends_with_verdict(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(SlurmLauncher, "check", lambda self, plan: (plan, ["gpus    one note"]))
     words = ["plan", "+exp=demo", "+cluster=slurm_cpu", "run_dir=first"]
     assert main(words) == 0
-    short = capsys.readouterr().out
+    short, notes = capsys.readouterr()
+    assert "gpus    one note\n" in notes
     assert short.endswith("\nvalid, not submitted\n") and "RAY_" not in short and "#SBATCH" not in short
     assert main([*words, "--full"]) == 0
     full = capsys.readouterr().out

@@ -65,7 +65,8 @@ def test_light_verbs_import_no_heavy_module(words: list[str], said: str, tmp_pat
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "plan.json").write_text("{}")
     done = run_light(tmp_path, *words)
-    assert (done.returncode, done.stderr) == (0, "")
+    # Where Slurm is installed without a cluster, it has more to say than that it is missing.
+    assert (done.returncode, done.stderr.count("\n")) == (0, words[0] == "plan") and "Traceback" not in done.stderr
     assert said in done.stdout
     # Measured: 0.2 times (prepare --help) to 6.7 times (--cfg job).
     assert int((tmp_path / "calls").read_text()) < 10 * libraries_calls

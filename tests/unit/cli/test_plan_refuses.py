@@ -5,6 +5,8 @@ import pytest
 
 from slurm_rl.__main__ import main
 
+CaptureText = pytest.CaptureFixture[str]
+
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -65,14 +67,38 @@ def test_valid_config_is_accepted(folder: Path, capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().err == ""
 
 
-def test_plan_calls_no_scheduler(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_calls_no_existing_ray_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: object) -> None:
         raise AssertionError("plan is offline")
 
-    monkeypatch.setattr("slurm_rl.launch.slurm.admission.check_admission", fail)
     monkeypatch.setattr("slurm_rl.launch.ray.launcher.open_dashboard", fail)
-    assert main(["plan", "+exp=demo", "+cluster=slurm_cpu"]) == 0
     assert main(["plan", "+exp=demo", "+cluster=ray", "cluster.address=http://nowhere:8265"]) in (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("says", "code", "shown"),
+    [
+        (None, 0, "unchecked: partition, account and limits: sinfo must be on PATH. Next: run on a login node"),
+        ("fatal: Could not establish a configuration source", 0, "got fatal: Could not establish a configuration"),
+        (
+            "error: Unable to contact slurm controller (connect failure)",
+            0,
+            "got Unable to contact slurm controller",
+        ),
+        ("error: invalid partition specified: nowhere", 2, "invalid partition specified: nowhere"),
+    ],
+)
+def test_plan_has_verdict_of_slurm_if_it_answers(
+    says: str | None, code: int, shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: CaptureText
+) -> None:
+    """The program stands in for Slurm's; tests/slurm/test_submit_checks.py asks a real one."""
+    if says:
+        (tmp_path / "sinfo").write_text(f"#!/bin/sh\necho 'sinfo: {says}' >&2; exit 1\n")
+        (tmp_path / "sinfo").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["plan", "+exp=demo", "+cluster=slurm_cpu"]) == code
+    said = capsys.readouterr()
+    assert shown in said.err and said.out.endswith("\nvalid, not submitted, not checked by Slurm\n") == (code == 0)
 
 
 # `addition` has 10,000 rows.

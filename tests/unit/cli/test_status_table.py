@@ -13,8 +13,10 @@ from rich.cells import cell_len
 from slurm_rl.__main__ import main
 from slurm_rl.cli import logs, progress, status
 from slurm_rl.cli.run_facts import describe_phase
+from slurm_rl.cli.status_json import build_run
 from slurm_rl.cli.table import RunLine, join_row, render_runs
-from slurm_rl.launch.controller.record import RunState
+from slurm_rl.launch import jobs
+from slurm_rl.launch.controller.record import RunState, record_job
 from slurm_rl.run_dir.run_dir import RunDir, append_event, append_row, write_json
 from slurm_rl.trainers.grpo.build import wait_until_ready
 from tests.unit.plugins.report.sample_run import fill, make_row
@@ -104,6 +106,11 @@ def test_active_run_shows_step_pace_and_remaining_time(monkeypatch: pytest.Monke
     assert "step    4 of 8, 50% (grpo)" in shown and "reward  0.250" in shown and "pace" not in shown
     monkeypatch.setattr(status, "read_states", lambda runs: [RunState("running", is_alive=True) for _ in runs])
     assert "pace    2.0 s a step, about 8.0 s left" in status.render_status(run)
+    append_row(run, run.metrics, {"step": 5, "stage": "grpo", "time/step_s": 2.0, "time/stamp": time.time() - 60})
+    assert "pace    " in status.render_status(run)
+    append_event(run, "attempt/started", attempt=2)
+    shown = status.render_status(run)
+    assert "step    5 of 8" in shown and "pace" not in shown, "a pace of an earlier attempt"
 
 
 def test_colours_need_terminal(
@@ -143,6 +150,21 @@ def test_describe_phase_names_ready_engines_until_training(run: RunDir) -> None:
     assert describe_phase(run, 175.0) == "starting to train (for 35 s)"
     fill(run.metrics, [make_row(1, "grpo")])
     assert describe_phase(run, 175.0) == ""
+
+
+def test_status_shows_cancel_in_progress_and_endpoint(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_json(run.job, {"launcher": "local", "job_id": "1"})
+    write_json(run.prometheus, [{"targets": ["n1:9100"], "labels": {}}])
+    assert "cancel  " not in status.render_status(run)
+    launcher = SimpleNamespace(cancel=len, read_log=lambda job: None)
+    monkeypatch.setattr(jobs, "open_launcher", lambda name: launcher)
+    assert jobs.cancel_runs([run]) == 1
+    shown = status.render_status(run)
+    assert "\ncancel  requested 0 s ago: it saves what it has" in shown
+    assert "\nscrape  http://n1:9100/metrics" in shown
+    assert build_run(run, RunState("running", is_alive=True), 0.0)["cancel_requested"] > 0
+    record_job(run, "local", "2")
+    assert "cancel  " not in status.render_status(run), "resumed since"
 
 
 def test_logs_explain_missing_and_empty_output(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:

@@ -88,7 +88,11 @@ def test_examples_of_verbs_parse(verb: str) -> None:
         (["logs", ""], "a path must not be empty"),
         (["logs", "seed=1"], "and no overrides"),
         (["logs", "a", "b"], "name one run directory"),
-        (["resume", "a", "job.time_limit=5"], "leave out job.time_limit=5: a run keeps its settings"),
+        (
+            ["resume", "a", "seed=5"],
+            "leave out seed=5: a run keeps its settings (`resume` changes only",
+        ),
+        (["resume", "a", "job.time_limit=5", "job.time_limit=6"], "can be given once, for a single run"),
         (["plan", "+exp=demo", "+cluster=quite_other"], "conf of the current folder, or below --config-dir"),
         (["image", "bild"], "did you mean build?"),
         (["image"], "one of build, import; got none"),
