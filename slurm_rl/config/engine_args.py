@@ -14,7 +14,7 @@ OURS = {
     "model": "model.path",
     "tokenizer": "model.path",
     "dtype": "model.dtype",
-    "hf_overrides": "model.path",
+    "hf_overrides": "model.rope_scaling",
     "trust_remote_code": "model.trust_remote_code",
     "tensor_parallel_size": "rollout.tensor_parallel_size",
     "pipeline_parallel_size": "rollout.tensor_parallel_size",

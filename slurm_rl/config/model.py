@@ -11,6 +11,8 @@ from slurm_rl.errors import ConfigError
 
 _UNTRAINED = Path(__file__).parents[1] / "models" / "untrained"
 _DType = Literal["auto", "float32", "bfloat16"]
+YARN_ONLY = ("beta_fast", "beta_slow", "attention_factor")
+"""Keys of `RopeScalingConfig` that only YaRN has."""
 
 
 def _on_cpu(value: object) -> Callable[[object], object]:
@@ -74,6 +76,42 @@ class LoraConfig(Section):
         return self.alpha / self.rank
 
 
+class RopeScalingConfig(Section):
+    """Scaling of rotary position embeddings. The export's config.json has it, so other programs need no option."""
+
+    rope_type: Literal["yarn", "linear", "longrope", "dynamic"] = "yarn"
+    """yarn (https://arxiv.org/abs/2309.00071), linear (https://arxiv.org/abs/2306.15595) or longrope
+    (https://arxiv.org/abs/2402.13753), as in transformers and vLLM. dynamic is refused: its logprobs depend on the
+    longest sequence of a batch in transformers and on max_model_len in vLLM."""
+    factor: Annotated[float, Field(gt=1)]
+    """The new context is factor * original_max_position_embeddings."""
+    original_max_position_embeddings: PositiveInt | None = None
+    """Context that the model was trained with; null: that of its config.json. Qwen3-8B, for example, has a
+    max_position_embeddings of 40960 and was trained with 32768."""
+    beta_fast: PositiveFloat | None = None
+    """YaRN: rotations in the original context from which on a dimension is not scaled; null: 32."""
+    beta_slow: PositiveFloat | None = None
+    """YaRN: rotations in the original context up to which a dimension is fully scaled; null: 1."""
+    attention_factor: PositiveFloat | None = None
+    """YaRN: factor of the rotated queries and keys; null: 0.1 * ln(factor) + 1."""
+    long_factor: tuple[PositiveFloat, ...] | None = None
+    """LongRoPE: divisor of each frequency, for sequences of every length; null: that of the model's config.json."""
+
+    def problems(self) -> Iterator[str]:
+        if self.rope_type == "dynamic":
+            yield (
+                "model.rope_scaling.rope_type=dynamic is refused: transformers scales by the longest sequence of a "
+                "batch and vLLM by max_model_len, so policy and engine would disagree; got 'dynamic'. Next: yarn"
+            )
+        owners = {**dict.fromkeys(YARN_ONLY, "yarn"), "long_factor": "longrope"}
+        for name, owner in owners.items():
+            if getattr(self, name) is not None and self.rope_type != owner:
+                yield (
+                    f"model.rope_scaling.{name} is for rope_type={owner}; got rope_type={self.rope_type}. "
+                    "Next: leave it out"
+                )
+
+
 class ModelConfig(Section):
     """Weights, tokenizer and number format of the policy."""
 
@@ -103,6 +141,8 @@ class ModelConfig(Section):
     max_pixels: PositiveInt | None = None
     """Pixels that larger images are downscaled to, which bounds the tokens of an image; null: the image processor's
     default."""
+    rope_scaling: RopeScalingConfig | None = None
+    """Extend the context of the policy, critic, reference and engines; null: the context of the model's config.json."""
     lora: LoraConfig | None = None
     """Train low-rank adapters (+lora=all_linear); null: train all weights."""
 
@@ -112,6 +152,11 @@ class ModelConfig(Section):
             yield (
                 f"only one of model.path and model.from_config can be set; got {self.path!r} and {self.from_config!r}. "
                 "Next: model=hf model.path=..., to load a model"
+            )
+        if self.rope_scaling is not None and self.lora is not None and self.lora.export == "adapter":
+            yield (
+                "model.rope_scaling needs model.lora.export=merged, whose config.json has the scaling; got 'adapter'. "
+                "Next: model.lora.export=merged"
             )
         if self.min_pixels is not None and self.max_pixels is not None and self.min_pixels > self.max_pixels:
             yield (

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForSequenceClassification
+from transformers import AutoModelForSequenceClassification
 from transformers.utils import logging
 
 from slurm_rl.config.model import ModelConfig
@@ -23,6 +23,7 @@ from slurm_rl.models.export import copy_processors, publish, write_shards
 from slurm_rl.models.load_model import load_model, load_tokenizer, model_class, open_model
 from slurm_rl.models.lora import merge_into_base
 from slurm_rl.models.published_names import plain_name
+from slurm_rl.models.rope import load_architecture
 from slurm_rl.models.saved_weights import read_parameters
 from slurm_rl.models.weight_files import check_complete
 from slurm_rl.run_dir.meter import Advance, measure
@@ -43,7 +44,7 @@ def convert_checkpoint(
     Raises:
         CheckpointError: the checkpoint is of another model, or the logits differ.
     """
-    config = AutoConfig.from_pretrained(model_path, trust_remote_code=model.trust_remote_code)
+    config = load_architecture(model_path, model)
     config.dtype = getattr(torch, model.dtype)
     if "score.weight" in read_json(policy / "layout.json")["parameters"]:
         _make_reward_model(config, model_path, model)

@@ -33,6 +33,7 @@ from slurm_rl.models.attention import name_to_load, settle_attention
 from slurm_rl.models.distributed import get_rank
 from slurm_rl.models.published_names import find_missing
 from slurm_rl.models.reward_model import allow_new_head, draw_head, score_every_token
+from slurm_rl.models.rope import load_architecture, require_scaled
 from slurm_rl.models.vision import has_vision
 from slurm_rl.models.weight_files import WeightFiles, find_weights, require_fit
 from slurm_rl.run_dir.meter import measure
@@ -132,7 +133,7 @@ def _weights(path: str | Path, config: ModelConfig) -> tuple[str | Path, str]:
 
 
 def _describe(path: str | Path, config: ModelConfig, *, is_reward_model: bool) -> tuple[Any, dict[str, Any]]:
-    architecture = AutoConfig.from_pretrained(path, **_source(path, config))
+    architecture = load_architecture(path, config)
     clear_dropout(architecture)
     if is_reward_model:
         _require_classifier(architecture, path)
@@ -181,7 +182,7 @@ def _naming(config: ModelConfig, weights: str | Path, field: str) -> Iterator[No
 
 def build_empty(path: str | Path, config: ModelConfig) -> PreTrainedModel:
     """Return the model of a folder's config with all tensors on the meta device."""
-    architecture = AutoConfig.from_pretrained(path, **_source(path, config))
+    architecture = load_architecture(path, config)
     with torch.device("meta"):
         model: PreTrainedModel = model_class(architecture).from_config(
             architecture, trust_remote_code=config.trust_remote_code
@@ -243,6 +244,7 @@ def load_generation_config(path: str | Path, architecture: PreTrainedConfig, con
 
 
 def _prepare(model: PreTrainedModel, config: ModelConfig, any_mask: bool) -> PreTrainedModel:
+    require_scaled(model, config)
     clear_dropout_layers(model)
     settle_attention(model, config.attention, any_mask=any_mask)
     # With a cache, sequences of a packed row see each other without a word.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
+from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError
 from slurm_rl.run_dir.run_dir import RunDir, append_event
@@ -24,6 +26,14 @@ def prepare_model(run: RunDir, config: RunConfig) -> str:
 
         draw_model(config.model, config.seed, run.model)
     return model_folder(run, config)
+
+
+def load_context(model_path: str, model: ModelConfig) -> int:
+    """Return the longest sequence in tokens, with `model.rope_scaling`; of state-space models it has no limit."""
+    from slurm_rl.config.rope import read_context
+    from slurm_rl.models.rope import list_fields, load_architecture
+
+    return read_context(list_fields(load_architecture(model_path, model).get_text_config())) or sys.maxsize
 
 
 def load_text_config(model_path: str, trust_remote_code: bool) -> Any:

@@ -89,7 +89,7 @@ def check_context(config: RunConfig, shape: ModelShape | None) -> None:
     raise ConfigError(
         f"{keys} must be <= the model's max_position_embeddings",
         seen=seen or f"{config.data.max_prompt_tokens} + {config.rollout.max_tokens} > {limit}",
-        action="lower them, or use a model with a longer context",
+        action="lower them, or extend the context with model.rope_scaling, or use a model with a longer one",
     )
 
 

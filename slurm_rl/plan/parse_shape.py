@@ -40,6 +40,8 @@ def parse_shape(config: Mapping[str, Any], counted: int | None = None) -> ModelS
     ...              "intermediate_size": 128}).num_parameters
     83520
     """
+    from slurm_rl.config.rope import read_context
+
     text: Mapping[str, Any] = config.get("text_config") or config
     sizes: dict[str, Any] = {key: _first(text, *names) for key, names in _NAMES.items()}
     inner = _first(text, "intermediate_size", "n_inner", "moe_intermediate_size")
@@ -52,7 +54,7 @@ def parse_shape(config: Mapping[str, Any], counted: int | None = None) -> ModelS
     shape = ModelShape(
         **sizes | _parse_attention(text, heads, hidden),
         is_tied=bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings", _ties_by_default(text)))),
-        context_length=text.get("max_position_embeddings") or text.get("n_positions"),
+        context_length=read_context(text),
         vision_parameters=_count_vision(config.get("vision_config") or {}, hidden),
         mlp_matrices=2 if text.get("model_type") in _UNGATED else 3,
     )

@@ -1,6 +1,7 @@
 """The model's shape, from a config.json that this machine can see, or by its name; without torch or a network."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from slurm_rl.config.hub_names import find_snapshot
 from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.parse import parse_config
 from slurm_rl.config.paths import expand_user
+from slurm_rl.config.rope import extend_rope, read_context
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError
 from slurm_rl.plan.known_models import find_known
@@ -23,7 +25,21 @@ _AGAIN = "fetch it again"
 def find_shape(model: ModelConfig) -> ModelShape | None:
     """Return the shape; None for an unknown family or hub name. Raises ConfigError for an invalid config.json."""
     planned = find_planned(model.path)
-    return find_shape(planned) if planned is not None else find_shape_at(model.source)
+    shape = find_shape(planned) if planned is not None else find_shape_at(model.source)
+    return shape if shape is None else replace(shape, context_length=_extend(model, shape.context_length))
+
+
+def _extend(model: ModelConfig, context: int | None) -> int | None:
+    """Return the context with `model.rope_scaling`. Raises ConfigError if a config.json cannot be scaled."""
+    scaling, source = model.rope_scaling, model.source or ""
+    if scaling is None:
+        return context
+    if (found := find_config(source)) is not None:
+        tree = read_object(found)
+        text = tree.get("text_config") or tree
+        return read_context({**text, **extend_rope(scaling, text, source)})
+    original = scaling.original_max_position_embeddings or context
+    return None if original is None else int(scaling.factor * original)
 
 
 def find_shape_at(path: str | None) -> ModelShape | None:

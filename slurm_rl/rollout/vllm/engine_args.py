@@ -5,6 +5,7 @@ from typing import Any
 
 from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.train import RolloutConfig
+from slurm_rl.models.rope import build_overrides
 from slurm_rl.plan.memory import cpu_cache_bytes
 from slurm_rl.plan.parse_shape import parse_shape
 from slurm_rl.rollout.vllm.vision_inputs import build_options
@@ -26,7 +27,7 @@ def build_engine_args(
         "dtype": model.dtype,
         "trust_remote_code": model.trust_remote_code,
         # Logits in float32, as in the policy.
-        "hf_overrides": {"head_dtype": "float32"},
+        "hf_overrides": {"head_dtype": "float32", **build_overrides(model_path, model)},
         "tensor_parallel_size": max(num_gpus, 1),
         "max_model_len": max_model_len,
         "max_num_seqs": rollout.max_num_seqs,

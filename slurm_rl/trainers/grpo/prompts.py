@@ -14,7 +14,7 @@ from slurm_rl.data.prompts import PromptRow
 from slurm_rl.data.split import RowCounts, count_rows
 from slurm_rl.data.tokenize import EncodedPrompt, encode_prompts
 from slurm_rl.errors import ConfigError, DataError
-from slurm_rl.models.model_folder import load_text_config
+from slurm_rl.models.model_folder import load_context
 
 if TYPE_CHECKING:
     from slurm_rl.data.placeholders import ImageCounter
@@ -32,7 +32,7 @@ class PromptEncoder:
         self.tokenizer = load_tokenizer(model_path, trust_remote_code=config.model.trust_remote_code)
         self.template = open_template(self.tokenizer, config.data)
         """Without tools."""
-        self.context_length: int = load_text_config(model_path, config.model.trust_remote_code).max_position_embeddings
+        self.context_length: int = load_context(model_path, config.model)
         self.images: ImageCounter | None = load_image_reader(model_path, config.model)
         self.model_path = model_path
 

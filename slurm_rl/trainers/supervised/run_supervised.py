@@ -10,7 +10,7 @@ from slurm_rl.data.load_data import check_same_rows, require_one_batch
 from slurm_rl.errors import ConfigError
 from slurm_rl.models import distributed
 from slurm_rl.models.load_model import load_tokenizer
-from slurm_rl.models.model_folder import load_text_config, prepare_model, report_adapters, tell_rows
+from slurm_rl.models.model_folder import load_context, prepare_model, report_adapters, tell_rows
 from slurm_rl.models.policy import PolicyEngine
 from slurm_rl.models.reward_model import describe_scores
 from slurm_rl.models.vision import load_image_reader
@@ -89,12 +89,12 @@ def build_objective(config: RunConfig, model_path: str) -> Objective:
         action = f"one of {', '.join(TORCHRUN_TASKS)}"
         raise ConfigError("task must be one of this trainer's", seen=config.task, action=action)
     trust = config.model.trust_remote_code
-    longest, context = config.supervised.max_tokens, load_text_config(model_path, trust).max_position_embeddings
+    longest, context = config.supervised.max_tokens, load_context(model_path, config.model)
     if longest > context:
         raise ConfigError(
             "supervised.max_tokens must be <= the model's context",
             seen=f"{longest} > {context}",
-            action=f"set supervised.max_tokens={context}",
+            action=f"set supervised.max_tokens={context}, or extend the context with model.rope_scaling",
         )
     tokenizer, images = load_tokenizer(model_path, trust_remote_code=trust), load_image_reader(model_path, config.model)
     objective: Objective = load_function(name)(config, tokenizer, images)
