@@ -1,6 +1,5 @@
 """Check the weights and the reward model of a config by their headers and config.json, without torch."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,44 +8,9 @@ from slurm_rl.config.paths import expand_user
 from slurm_rl.config.reward import RewardModelConfig
 from slurm_rl.errors import ConfigError
 from slurm_rl.launch.runs.model_shape import find_config, find_shape, has_template, read_object
+from slurm_rl.launch.runs.tensor_headers import read_shapes
 from slurm_rl.plan.known_models import find_known
 
-
-def read_shapes(folder: Path) -> dict[str, list[int]]:
-    """Return the shapes of all tensors in a folder by name. Raises ConfigError if a file is truncated."""
-    return {
-        name: entry["shape"]
-        for file in sorted(folder.glob("*.safetensors"))
-        for name, entry in read_header(file).items()
-    }
-
-
-def read_header(file: Path) -> dict[str, dict[str, list[int]]]:
-    """Return the entries of a safetensors header by name."""
-    # 8 bytes with the length of the JSON that follows: https://huggingface.co/docs/safetensors/#format
-    try:
-        with file.open("rb") as opened:
-            length = int.from_bytes(opened.read(8), "little")
-            if length > _MAX_HEADER:
-                raise ValueError(f"not a safetensors file: its header would have {length} bytes")
-            header = json.loads(opened.read(length))
-        if not isinstance(header, dict):
-            raise ValueError(f"not a safetensors file: its header is a {type(header).__name__}")
-        entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
-        data = max((entry["data_offsets"][1] for entry in entries.values() if "data_offsets" in entry), default=0)
-        if (size := file.stat().st_size) < 8 + length + data:
-            raise ValueError(f"the file is truncated: it has {size} of {8 + length + data} bytes")
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            "the model's safetensors must be complete",
-            seen=f"{file}: {error}",
-            action="download or copy the file again",
-        ) from None
-    return entries
-
-
-# The library's own bound.
-_MAX_HEADER = 100_000_000
 _POINTER = b"version https://git-lfs.github.com/spec/"
 _INDEX = "model.safetensors.index.json"
 

@@ -7,13 +7,14 @@ from typing import Any
 
 import yaml
 
-from slurm_rl.config.hub_names import find_snapshot
+from slurm_rl.config.hub_names import find_snapshot, is_hub_name
 from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.parse import parse_config
 from slurm_rl.config.paths import expand_user
 from slurm_rl.config.rope import extend_rope, read_context
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError
+from slurm_rl.launch.runs.tensor_headers import count_parameters
 from slurm_rl.plan.known_models import find_known
 from slurm_rl.plan.memory import ModelShape
 from slurm_rl.plan.parse_shape import parse_shape
@@ -47,7 +48,29 @@ def find_shape_at(path: str | None) -> ModelShape | None:
     if path is None:
         return None
     found = find_config(path)
-    return find_known(path) if found is None else parse_shape(read_object(found))
+    if found is None:
+        return find_known(path)
+    config = read_object(found)
+    return parse_shape(config, count_parameters(found.parent, config))
+
+
+def require_shape(config: RunConfig, key: str, path: str | None, shape: ModelShape | None) -> None:
+    """Raise ConfigError if GPUs of known memory would be planned for a model of unknown size.
+
+    A folder that only the cluster's machines can see is planned without an estimate.
+    """
+    cluster, is_seen = config.cluster, path is not None and (is_hub_name(path) or find_config(path) is not None)
+    if shape is not None or path is None or not is_seen or not cluster.gpus_per_node or cluster.gpu_mem_gb is None:
+        return
+    fetch = f"run `python -m slurm_rl prepare model {path}`, then set {key} to the folder that it prints"
+    blind = "set cluster.gpu_mem_gb=null to plan without an estimate, and policy.micro_batch_tokens yourself"
+    raise ConfigError(
+        f"the size of {key} must be known, or the plan would guess the memory that it needs",
+        seen=f"{path}, which is neither on this machine nor in slurm_rl/plan/known_models.csv"
+        if is_hub_name(path)
+        else f"{path}, whose config.json has no sizes that slurm_rl knows",
+        action=fetch if is_hub_name(path) and find_config(path) is None else blind,
+    )
 
 
 def sees_images(model: ModelConfig) -> bool | None:

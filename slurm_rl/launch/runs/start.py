@@ -21,7 +21,7 @@ from slurm_rl.launch.protocol import Submitted
 from slurm_rl.launch.runs.checks import check_submission
 from slurm_rl.launch.runs.find import load_plan, parse_path, remember, resolve
 from slurm_rl.launch.runs.interpreter import check_interpreter
-from slurm_rl.launch.runs.model_shape import find_shape, find_shape_at
+from slurm_rl.launch.runs.model_shape import find_shape, find_shape_at, require_shape
 from slurm_rl.plan.build_plan import SubmitFacts, build_plan
 from slurm_rl.plan.image_file import check_image_is_there
 from slurm_rl.plan.job import JobPlan
@@ -67,6 +67,9 @@ def plan_in(config: RunConfig, run: RunDir) -> JobPlan:
         reward_shape=find_shape_at(config.reward.model.path) if config.reward.services_on_gpus else None,
         reference_shape=find_shape_at(config.reference.path),
     )
+    if not config.external:
+        require_shape(config, "model.path", config.model.path, facts.model_shape)
+        require_shape(config, "reference.path", config.reference.path, facts.reference_shape)
     root = config.cluster.remote_root
     plan = build_plan(config, path if root is None else str(Path(root) / run.path.name), facts)
     return plan if plan.after is None else replace(plan, after=str(resolve(str(expand_user(plan.after))).absolute()))

@@ -21,8 +21,8 @@ from slurm_rl.launch.runs.model_checks import (
     check_same_model,
     check_weight_files,
     read_linear_names,
-    read_shapes,
 )
+from slurm_rl.launch.runs.tensor_headers import read_shapes
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.parse_shape import parse_shape
 from slurm_rl.rewards.check_references import check_references

@@ -1,14 +1,17 @@
 import csv
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from slurm_rl.__main__ import main
 from slurm_rl.config.model import ModelConfig
-from slurm_rl.launch.runs.model_shape import find_shape, sees_images
+from slurm_rl.launch.runs.model_shape import find_shape, find_shape_at, sees_images
 from slurm_rl.plan import known_models
 from slurm_rl.plan.known_models import find_known
 from slurm_rl.plan.memory import ModelShape
+from tests.unit.cli.test_start_checks import write_header
 
 
 def test_known_shapes_have_published_parameters() -> None:
@@ -54,3 +57,30 @@ def test_cache_and_flops_follow_windows_and_latents() -> None:
     assert shape.forward_flops(100) == 2 * shape.num_parameters + 4 * (2 * 2 * 4 * 4 * 50)
     # Token t attends to min(t, 10) tokens: 9.5 on average with an error of half a token.
     assert windows.forward_flops(100) == 2 * shape.num_parameters + (2 * 2 * 4 * 4) * (50 + 3 * 9.5)
+
+
+def test_find_shape_counts_tensors_of_folder(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 4, "num_hidden_layers": 1, "num_attention_heads": 1, "vocab_size": 9, "mamba_d_state": 2}
+    (tmp_path / "config.json").write_text(json.dumps({**sizes, "intermediate_size": 8, "tie_word_embeddings": True}))
+    path = str(tmp_path)
+    assert find_shape_at(path) is None, "state spaces are not in the formula"
+    table, layer = {"model.embed_tokens.weight": [9, 4]}, {"model.layers.0.mixer.weight": [8, 4]}
+    ignored = {"lm_head.weight": [9, 4], "model.layers.1.mlp.weight": [8, 4], "mtp.fc.weight": [4, 4]}
+    write_header(tmp_path / "model-1.safetensors", table | layer | ignored)
+    shape = find_shape_at(path)
+    assert shape is not None and shape.num_parameters == 9 * 4 + 8 * 4
+    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert find_shape_at(path) is None, "a shard is missing"
+
+
+def test_plan_refuses_model_of_unknown_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
+    words = ["plan", "+data=gsm8k", "+reward=math", "+cluster=nvidia_h100"]
+    for path, action in {"some/body": "prepare model some/body", str(tmp_path): "cluster.gpu_mem_gb=null"}.items():
+        assert main([*words, f"model.path={path}"]) == 2
+        assert action in capsys.readouterr().err
+    assert main([*words, "model.path=Qwen/Qwen3-8B", "reference.path=some/body", "algorithm.kl.coef=0.1"]) == 2
+    assert "the size of reference.path must be known" in capsys.readouterr().err
+    assert main([*words, f"model.path={tmp_path}", "cluster.gpu_mem_gb=null"]) == 0
+    assert main([*words, "model.path=/only/on/nodes"]) == 0
