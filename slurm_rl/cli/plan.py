@@ -15,7 +15,7 @@ from slurm_rl.launch.controller.create import check_judge_keys
 from slurm_rl.launch.jobs import open_launcher
 from slurm_rl.launch.runs.checks import check_submission
 from slurm_rl.launch.runs.interpreter import check_interpreter
-from slurm_rl.launch.runs.model_shape import describe_prompts, find_shape, find_shape_at
+from slurm_rl.launch.runs.model_shape import describe_prompts, find_shape
 from slurm_rl.launch.slurm.command_line import NoSlurmError, SlurmUnavailableError
 from slurm_rl.plan.explain import render_explanation
 from slurm_rl.plan.job import JobPlan
@@ -61,5 +61,5 @@ def _render(args: argparse.Namespace, config: RunConfig, plan: JobPlan) -> str:
         return json.dumps(plan.to_json(), indent=2)
     shape = None if config.external else find_shape(config.model)
     prompts = "" if config.external else describe_prompts(config)
-    summary = render_explanation(config, plan, shape, find_shape_at(config.reference.path), prompts)
+    summary = render_explanation(config, plan, shape, prompts)
     return f"{summary}\n\n{render_plan(plan)}\n" if args.full else summary

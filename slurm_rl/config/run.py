@@ -34,13 +34,6 @@ from slurm_rl.config.train import (
 )
 
 
-def _has_one_gpu(tree: dict[str, Any], cluster: dict[str, Any]) -> bool:
-    """Return whether a policy and engines have one GPU together."""
-    is_training = tree.get("task", "grpo") == "grpo" and not (tree.get("eval") or {}).get("only")
-    sizes = cluster.get("num_nodes", 1), cluster.get("gpus_per_node", 0), bool(cluster.get("nodes"))
-    return is_training and tree.get("external") is None and sizes == (1, 1, False)
-
-
 class RunConfig(Section):
     """The config of one run."""
 
@@ -116,14 +109,7 @@ class RunConfig(Section):
             columns = data if isinstance(data, dict) else {}
             sets = inherit_columns(columns, evaluation["sets"], ColumnsConfig)
             tree = {**tree, "eval": {**evaluation, "sets": sets}}
-        tree = {**tree, "model": fill_auto(tree["model"], has_gpus=(accelerator or "cpu") != "cpu")}
-        rollout = tree.get("rollout")
-        if isinstance(cluster, dict) and isinstance(rollout, dict) and _has_one_gpu(tree, cluster):
-            # Engines cannot have a GPU of their own.
-            shares = rollout.get("weight_transfer") != "nccl" and not rollout.get("max_off_policy_steps")
-            if rollout.get("colocate") is None and shares:
-                tree["rollout"] = {**rollout, "colocate": True}
-        return tree
+        return {**tree, "model": fill_auto(tree["model"], has_gpus=(accelerator or "cpu") != "cpu")}
 
     def with_values(self, **sections: Mapping[str, Any]) -> RunConfig:
         """Return the config with other values of keys, by section."""

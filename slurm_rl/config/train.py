@@ -29,14 +29,15 @@ class PolicyConfig(Section):
     """Workers that hold and train the policy."""
 
     num_workers: PositiveInt | None = None
-    """Data-parallel ranks of one GPU each; null: half of the GPUs (all if colocated), or 1 on CPU."""
+    """Data-parallel ranks of one GPU each; null: every GPU if engines share them, else the split with the shortest
+    estimated step; 1 on CPU."""
     backend: Literal["fsdp2", "deepspeed"] = "fsdp2"
     """Library that shards parameters, gradients and optimizer state."""
     zero_stage: Annotated[int, Field(ge=0, le=3)] = 2
     """DeepSpeed ZeRO stage; fsdp2 always shards everything."""
-    offload: Literal["none", "optimizer", "all"] = "none"
+    offload: Literal["auto", "none", "optimizer", "all"] = "auto"
     """State kept in host memory between uses: the optimizer's, or also parameters and gradients; saves GPU memory and
-    slows steps down."""
+    slows steps down. auto: none, or the optimizer's if the plan estimates shorter steps or nothing else fits."""
     micro_batch_tokens: PositiveInt | None = None
     """Tokens of one packed micro-batch per worker at most; null: as many as fit the GPU, or 8192 if unknown."""
     logprob_chunk_tokens: PositiveInt | Literal["auto"] | None = "auto"
@@ -55,8 +56,13 @@ class PolicyConfig(Section):
         """logprob_chunk_tokens, with None for auto."""
         return None if self.logprob_chunk_tokens == "auto" else self.logprob_chunk_tokens
 
+    @property
+    def offloaded(self) -> str:
+        """offload, with none for auto."""
+        return "none" if self.offload == "auto" else self.offload
+
     def problems(self) -> Iterator[str]:
-        least = {"none": 0, "optimizer": 1, "all": 3}[self.offload]
+        least = {"none": 0, "optimizer": 1, "all": 3}[self.offloaded]
         if self.backend == "deepspeed" and self.zero_stage < least:
             yield (
                 f"policy.offload={self.offload} needs policy.zero_stage >= {least} with deepspeed; "
@@ -81,10 +87,10 @@ class RolloutConfig(Section):
     num_engines: PositiveInt | None = None
     """vLLM engines of tensor_parallel_size GPUs each; null: as many as the policy leaves room for, or 1 on CPU."""
     tensor_parallel_size: PositiveInt | None = None
-    """GPUs per engine; null: the fewest that hold the model, or 1 if model or GPU memory is unknown."""
+    """GPUs per engine; null: those with the shortest estimated step, or 1 if model or GPU memory is unknown."""
     colocate: bool | None = None
-    """Share the policy workers' GPUs: engines sleep during training and wake up for new weights; null: only if the run
-    has a single GPU."""
+    """Share the policy workers' GPUs: engines sleep during training and wake up for new weights; null: on GPUs with
+    max_off_policy_steps=0, if both fit."""
     node_group: str | None = None
     """Node group (a name in cluster.nodes) that engines run on; null: any."""
     max_off_policy_steps: NonNegativeInt = 0
@@ -150,7 +156,8 @@ class RolloutConfig(Section):
         return self.weight_transfer not in ("auto", "ray")
 
     def problems(self) -> Iterator[str]:
-        wrong = {"nccl": bool(self.colocate), "ipc": not self.colocate}.get(self.weight_transfer, False)
+        refused = {"nccl": True, "ipc": False}.get(self.weight_transfer)
+        wrong = refused is not None and self.colocate is refused
         if wrong:
             yield (
                 "rollout.weight_transfer=nccl needs engines with their own GPUs, and ipc needs colocated ones; "

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 from slurm_rl.config.user_files.load import load_function
 from slurm_rl.plan.accelerator import list_variables
 from slurm_rl.plan.job import PLAN_VERSION, ActorPlan, JobPlan, LayoutPlan, LimitsPlan, RayPlan
-from slurm_rl.plan.layout import build_layout, check_context, check_heads, choose_tensor_parallel_size
+from slurm_rl.plan.layout import check_context, check_heads, choose_layout
 from slurm_rl.plan.memory import ModelShape
 from slurm_rl.plan.node_groups import list_groups
-from slurm_rl.plan.placement import place_actors
 from slurm_rl.plan.preflight import build_preflight
 from slurm_rl.plan.role_memory import fit_services
 from slurm_rl.plan.task import ExternalPlan, TorchrunPlan, build_driver_argv, secret_names
@@ -75,7 +74,7 @@ def build_plan(config: RunConfig, run_dir: str, facts: SubmitFacts) -> JobPlan:
         preflight=build_preflight(config),
         driver_argv=build_driver_argv(config.task, python, run_dir),
         actors=actors,
-        weight_transfer=choose_transfer(config, actors)[0],
+        weight_transfer=choose_transfer(layout.fill_in(config), actors)[0],
         layout=layout,
         ray=RayPlan(int(config.ray.object_store_gb * 1e9), config.ray.dashboard, config.ray.dashboard_port),
         limits=_limits(config),
@@ -99,9 +98,7 @@ def _lay_out(config: RunConfig, facts: SubmitFacts, cpus: int | None) -> tuple[t
     shape = None if config.external else facts.model_shape
     check_context(config, shape)
     check_heads(config, shape)
-    tensor_parallel_size = choose_tensor_parallel_size(config, shape)
-    actors = place_actors(config, cpus, tensor_parallel_size)
-    layout = build_layout(config, shape, facts.reference_shape, actors, tensor_parallel_size)
+    actors, layout = choose_layout(config, shape, facts.reference_shape, cpus)
     return actors, replace(layout, service=fit_services(config, actors, facts.reward_shape))
 
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from slurm_rl.config.tasks import TASKS
 from slurm_rl.plan.explain_ends import list_ends, list_files
-from slurm_rl.plan.fit import PHASES
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.plan.layout import describe_memory
 from slurm_rl.plan.memory import ModelShape
 from slurm_rl.plan.placement import count_workers_by_node, find_idle
 from slurm_rl.plan.preflight import describe_preflight
-from slurm_rl.plan.rationale import count, list_reasons
+from slurm_rl.plan.rationale import count, list_reasons, list_speed
+from slurm_rl.plan.refusal import describe_memory
+from slurm_rl.plan.setting import PHASES
 
 if TYPE_CHECKING:
     from slurm_rl.config.environment import EnvironmentConfig
@@ -28,22 +28,20 @@ WIDTH = 80
 _INDENT = 14
 
 
-def render_explanation(
-    config: RunConfig, plan: JobPlan, shape: ModelShape | None, reference: ModelShape | None = None, prompts: str = ""
-) -> str:
+def render_explanation(config: RunConfig, plan: JobPlan, shape: ModelShape | None, prompts: str = "") -> str:
     """Return about 30 lines of 80 columns.
 
     Args:
         prompts: how prompts become text; see `describe_prompts`.
-        reference: shape of reference.path, if this machine sees it.
     """
-    found = list_reasons(config, plan, shape, reference)
+    found = list_reasons(config, plan)
     reasons = [line for why in found for line in _wrap(": ".join(why) + ".", "  ", "    ")]
     lines = [
         *_section("run", _run(config, shape, prompts)),
         *_section("machines", _machines(config, plan)),
         *(["choices", *reasons] if reasons else []),
         *(_memory(plan) if plan.external is None else ()),
+        *(_section("speed, estimated", speed) if (speed := list_speed(plan)) else ()),
         *_section("files", list_files(config, plan, shape)),
         *_section("end of the run", list_ends(config, plan)),
     ]

@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # the node agent has no pydantic
     from slurm_rl.plan.accelerator import AcceleratorKind
     from slurm_rl.plan.memory import EngineMemory, ServiceMemory
     from slurm_rl.plan.policy_memory import PolicyMemory
+    from slurm_rl.plan.step_times import StepEstimate
 
 PLAN_VERSION = 5
 HOSTS_VARIABLE = "SLURM_RL_HOSTS"
@@ -71,23 +72,36 @@ class LayoutPlan:
     """Missing information for an estimate, and how to provide it."""
     host_gb: dict[str, float] = field(default_factory=dict)
     """Host memory by phase of the node with the most."""
+    colocate: bool = False
+    """rollout.colocate with auto resolved."""
+    offload: str = "none"
+    """policy.offload with auto resolved."""
+    step: StepEstimate | None = None
+    """Estimated time of a step."""
+    sizes_why: str = ""
+    """Why these sizes of the trainer were chosen."""
+    next_best: tuple[str, ...] = ()
+    """The next best layouts, and why they lost."""
 
     def fill_in(self, config: RunConfig) -> RunConfig:
         """Return the config with these sizes."""
         again, chunk = self.gradient_checkpointing, self.logprob_chunk_tokens
-        sizes = {"micro_batch_tokens": self.micro_batch_tokens, "logprob_chunk_tokens": chunk}
-        rollout = {"gpu_memory_utilization": self.gpu_memory_utilization or config.rollout.gpu_memory_utilization}
+        sizes = {"micro_batch_tokens": self.micro_batch_tokens, "logprob_chunk_tokens": chunk, "offload": self.offload}
+        share = self.gpu_memory_utilization or config.rollout.gpu_memory_utilization
+        rollout = {"gpu_memory_utilization": share, "colocate": self.colocate}
         return config.with_values(model={"gradient_checkpointing": again}, policy=sizes, rollout=rollout)
 
     @staticmethod
     def from_json(tree: dict[str, Any]) -> LayoutPlan:
         from slurm_rl.plan.memory import EngineMemory, ServiceMemory
         from slurm_rl.plan.policy_memory import PolicyMemory
+        from slurm_rl.plan.step_times import StepEstimate
 
         roles = ("policy", "critic", "reference")
-        types = dict.fromkeys(roles, PolicyMemory) | {"engine": EngineMemory, "service": ServiceMemory}
-        memory = {name: cls(**tree[name]) for name, cls in types.items() if tree.get(name)}
-        return LayoutPlan(**{**tree, **memory})
+        types: dict[str, type] = dict.fromkeys(roles, PolicyMemory)
+        types |= {"engine": EngineMemory, "service": ServiceMemory, "step": StepEstimate}
+        found = {name: cls(**tree[name]) for name, cls in types.items() if tree.get(name)}
+        return LayoutPlan(**{**tree, **found, "next_best": tuple(tree.get("next_best", ()))})
 
 
 @dataclass(frozen=True)

@@ -51,16 +51,14 @@ def place_actors(config: RunConfig, cpus: int | None, tensor_parallel_size: int)
     """Place all processes; an external program places its own.
 
     Raises:
-        ConfigError: they do not fit, or GPUs stay idle.
+        ConfigError: they do not fit.
     """
     if config.external:
         return ()
     demand = Demand(config, list_nodes(config, cpus), tensor_parallel_size)
     if config.eval.only:
         return place_engines(demand)
-    actors = place_ranks(demand) if config.task in TORCHRUN_TASKS else build_placement(demand)
-    check_idle(demand, actors)
-    return actors
+    return place_ranks(demand) if config.task in TORCHRUN_TASKS else build_placement(demand)
 
 
 def build_placement(demand: Demand) -> tuple[ActorPlan, ...]:

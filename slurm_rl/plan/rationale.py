@@ -1,6 +1,6 @@
 """Describe the choices of the plan and their reasons, for `plan`.
 
-The rules are in placement.py, layout.py, fit.py and transfer.py.
+The rules are in candidates.py, speed.py, fit.py, placement.py and transfer.py.
 """
 
 from __future__ import annotations
@@ -9,10 +9,8 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from slurm_rl.config.sources import episode_order, has_programs
-from slurm_rl.plan.fit import Fitting, list_choices, search_fitting
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.plan.layout import build_setting
-from slurm_rl.plan.memory import ModelShape
+from slurm_rl.plan.next_best import describe_room, format_s
 from slurm_rl.plan.transfer import choose_transfer
 
 if TYPE_CHECKING:
@@ -22,19 +20,13 @@ Reason = tuple[str, str]
 """A choice and the reason for it."""
 
 
-def list_reasons(
-    config: RunConfig, plan: JobPlan, shape: ModelShape | None, reference: ModelShape | None
-) -> list[Reason]:
-    """Return the reasons of a run; none for an external program, which chooses everything itself.
-
-    Args:
-        reference: shape of reference.path, if this machine sees it.
-    """
+def list_reasons(config: RunConfig, plan: JobPlan) -> list[Reason]:
+    """Return the reasons of a run; none for an external program, which chooses everything itself."""
     if plan.external is not None:
         return []
     if config.eval.only:
         return [_explain_engines(config, plan)]
-    found = [_explain_placement(config, plan), *_explain_sizes(config, plan, shape, reference)]
+    found = [_explain_placement(config, plan), _explain_sizes(config, plan)]
     if plan.torchrun is None:
         found += [_explain_engines(config, plan), _explain_weights(config, plan), *_explain_models(config)]
         exactness = explain_exactness(config)
@@ -53,50 +45,40 @@ def _explain_placement(config: RunConfig, plan: JobPlan) -> Reason:
         return workers, every if left_open else "policy.num_workers"
     if on_cpu:
         return workers, "the default without GPUs" if left_open else "policy.num_workers"
-    if config.rollout.colocate:
+    if plan.layout.colocate:
         is_single = len(plan.gpus_by_node) == 1 == plan.gpus_by_node[0]
-        why = "it shares the only GPU with the engine, in turn" if is_single else ""
-        why = why or "rollout.colocate: they share GPUs with engines, in turn"
-    elif counts["critic"] and config.critic.is_dedicated:
-        why = "a quarter of the GPUs, like critics; engines have the rest" if left_open else ""
+        why = (
+            "it shares the only GPU with the engine, in turn" if is_single else "they share GPUs with engines, in turn"
+        )
+        if config.rollout.colocate is None:
+            return workers, f"{why}, since the loop is synchronous"
+        return workers, f"rollout.colocate: {why}"
+    ahead = config.rollout.max_off_policy_steps > 0
+    if counts["critic"] and config.critic.is_dedicated and left_open:
+        why = "a quarter of the GPUs, like critics; engines have the rest"
+    elif left_open and plan.layout.step is not None:
+        why = "the split with the shortest step; engines have the rest"
     else:
-        why = "half of the GPUs, in whole engines; engines have the rest" if left_open else ""
-    return workers, why or "policy.num_workers"
+        why = "half of the GPUs, in whole engines; engines have the rest" if left_open else "policy.num_workers"
+    if ahead:
+        return workers, why
+    open_ = config.rollout.colocate is None and left_open
+    return workers, f"{why}. They and the engines wait for each other" + (
+        ", since both do not fit one GPU" if open_ else ": rollout.max_off_policy_steps=1 overlaps them"
+    )
 
 
-def _explain_sizes(
-    config: RunConfig, plan: JobPlan, shape: ModelShape | None, reference: ModelShape | None
-) -> list[Reason]:
+def _explain_sizes(config: RunConfig, plan: JobPlan) -> Reason:
     layout = plan.layout
     parts = [f"micro-batches of {layout.micro_batch_tokens} tokens"]
     parts += ["gradient checkpointing"] if layout.gradient_checkpointing else []
     parts += [f"logits of {layout.logprob_chunk_tokens} tokens at once"] if layout.logprob_chunk_tokens else []
+    parts += [f"offload={layout.offload}"] if layout.offload != "none" else []
     if not plan.gpus_per_node:
         why = "the default without GPUs" if config.policy.micro_batch_tokens is None else "as set"
-    elif shape is None or layout.gpu_mem_gb is None:
-        why = "smallest memory, since it is not estimated"
     else:
-        setting = build_setting(config, shape, reference, plan.actors, layout.tensor_parallel_size)
-        found = search_fitting(setting)
-        assert found is not None  # the plan exists
-        why = _explain_fitting(found, is_only=len(list_choices(setting)) == 1)
-    return [(", ".join(parts), why)]
-
-
-def _explain_fitting(found: Fitting, *, is_only: bool) -> str:
-    room = "with a tenth of a GPU to spare" if found.share < 1 else "with less than a tenth of a GPU to spare"
-    if found.faster is None:
-        return f"the {'one choice left open' if is_only else 'fastest choice'} fits {room}"
-    choice, misfit = found.faster
-    chunk, again = choice.config.policy.chunk_tokens, choice.config.model.gradient_checkpointing
-    parts = [f"micro-batches of {choice.config.policy.micro_batch_tokens}"]
-    parts += ["with" if again else "without"]
-    parts[-1] += " gradient checkpointing"
-    parts += [f"logits of {chunk} at once"] if chunk else []
-    return (
-        f"the fastest that fits {room}; the next, {', '.join(parts)}, takes "
-        f"{misfit.memory.phases_gb[misfit.phase]:.1f} of {misfit.room_gb:.1f} GB in {misfit.phase}"
-    )
+        why = layout.sizes_why or "smallest memory, since it is not estimated"
+    return ", ".join(parts), why
 
 
 def _explain_engines(config: RunConfig, plan: JobPlan) -> Reason:
@@ -107,15 +89,28 @@ def _explain_engines(config: RunConfig, plan: JobPlan) -> Reason:
         return engines, "rollout.num_engines" if config.rollout.num_engines else "the default without GPUs"
     if config.rollout.tensor_parallel_size is not None:
         why = "rollout.tensor_parallel_size"
-    elif layout.engine is None:
+    elif layout.step is None:
         why = "one, since memory is not estimated"
     else:
-        why = f"the fewest that hold model and cache, {layout.engine.least_gb:.1f} of {layout.engine_budget_gb:.0f} GB"
-    return engines, why
+        why = "the smallest that is about as fast as the fastest"
+    room = f"; {describe_room(layout.step)}" if layout.step is not None else ""
+    return engines, why + room
+
+
+def list_speed(plan: JobPlan) -> list[Reason]:
+    """Return the estimated time of a step, and the layouts that lost."""
+    step = plan.layout.step
+    if step is None:
+        return []
+    parts = ", ".join(f"{name} {format_s(seconds)}" for name, seconds in step.seconds.items() if seconds >= 0.05)
+    overlap = ", sampling while it trains" if step.overlaps else ""
+    rate, each = step.tokens_per_s, step.tokens_per_s / step.num_gpus
+    whole = f"{format_s(step.total_s)} ({parts}{overlap}); {rate:,.0f} tokens/s, {each:,.0f} a GPU"
+    return [("step", whole), *(("next best" if not at else "", text) for at, text in enumerate(plan.layout.next_best))]
 
 
 def _explain_weights(config: RunConfig, plan: JobPlan) -> Reason:
-    return f"weight transfer by {plan.weight_transfer}", choose_transfer(config, plan.actors)[1]
+    return f"weight transfer by {plan.weight_transfer}", choose_transfer(plan.layout.fill_in(config), plan.actors)[1]
 
 
 def _explain_models(config: RunConfig) -> list[Reason]:

@@ -85,7 +85,7 @@ def _load(config: RunConfig, num_workers: int) -> PolicyLoad:
         bytes_per_value=bytes_per_value(config),
         gradient_checkpointing=config.model.gradient_checkpointing is True,
         micro_batch_tokens=config.policy.micro_batch_tokens or DEFAULT_MICRO_BATCH_TOKENS,
-        offload=config.policy.offload,
+        offload=config.policy.offloaded,
         lora_rank=None if config.model.lora is None else config.model.lora.rank,
         logit_rows=config.policy.chunk_tokens,
         entropy_gradient=config.task == "grpo" and config.algorithm.entropy_coef > 0,

@@ -47,15 +47,19 @@ def test_golden_files_have_cases() -> None:
 
 
 def test_rejected_choice_is_refused_with_stated_numbers() -> None:
-    told = " ".join(explain(*QWEN).split())
+    model = ("model.path=Qwen/Qwen3-32B", *QWEN[1:], "cluster.num_nodes=4")
+    told = " ".join(explain(*model).split())
     found = re.search(
-        r"the next, micro-batches of (\d+), (with|without) gradient checkpointing, takes ([\d.]+) of", told
+        r"the next, micro-batches of (\d+), (with|without) gradient checkpointing(, logits of 2048 at once)?, "
+        r"takes ([\d.]+) of",
+        told,
     )
     assert found is not None, told
-    tokens, again, need = found.groups()
+    tokens, again, chunk, need = found.groups()
     words = [f"policy.micro_batch_tokens={tokens}", f"model.gradient_checkpointing={str(again == 'with').lower()}"]
-    with pytest.raises(Exception, match=rf"got {re.escape(need)} GB > 80\.0 GB in phase train"):
-        explain(*QWEN, *words, "policy.logprob_chunk_tokens=null")
+    words += [f"policy.logprob_chunk_tokens={2048 if chunk else 'null'}", "policy.offload=none"]
+    with pytest.raises(Exception, match=rf"got {re.escape(need)} GB > 78\.0 GB in phase train"):
+        explain(*model, *words, "rollout.colocate=true")
 
 
 CHECKPOINTED = ["model.gradient_checkpointing=true", "policy.micro_batch_tokens=4096"]
@@ -68,8 +72,11 @@ CHECKPOINTED = ["model.gradient_checkpointing=true", "policy.micro_batch_tokens=
         (["rollout.colocate=true"], "weight transfer by ipc: engines share the policy's GPUs"),
         (["rollout.weight_transfer=ray"], "weight transfer by ray: as set"),
         (["rollout.top_p=0.9"], "differently in the engine, top_p, top_k, min_p or repetition_penalty"),
-        (["policy.num_workers=2", "rollout.num_engines=2"], "idle 4 GPUs have no work"),
-        (["rollout.tensor_parallel_size=2"], "2 engines of 2 GPUs: rollout.tensor_parallel_size"),
+        (
+            ["policy.num_workers=2", "rollout.num_engines=2", "rollout.tensor_parallel_size=1"],
+            "idle 4 GPUs have no work",
+        ),
+        (["rollout.tensor_parallel_size=2"], "4 engines of 2 GPUs: rollout.tensor_parallel_size"),
         (["algorithm.kl.coef=0.1", "reference.num_workers=2"], "reference on 2 dedicated GPUs"),
         (CHECKPOINTED, "fastest choice fits"),
         ([*CHECKPOINTED, "policy.logprob_chunk_tokens=null"], "the one choice left open fits"),

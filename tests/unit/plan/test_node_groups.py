@@ -214,9 +214,8 @@ def test_torchrun_needs_equal_nodes() -> None:
 
 
 def alike(*words: str) -> JobPlan:
-    config = load_config(
-        ["+exp=demo", "+cluster=nvidia_h100", "model=hf", "model.path=/m", "cluster.num_nodes=3", GROUPS[3], *words]
-    )
+    split = ("+exp=demo", "+cluster=nvidia_h100", "model=hf", "model.path=/m", "rollout.colocate=false", GROUPS[3])
+    config = load_config([*split, "cluster.num_nodes=3", *words])
     return build_plan(config, "/runs/a", SubmitFacts("/usr/bin/python3", 8, "test"))
 
 

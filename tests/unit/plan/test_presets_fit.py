@@ -13,10 +13,10 @@ from slurm_rl.launch.runs.model_shape import find_shape
 from slurm_rl.launch.sweep.sweeper import Composer
 from slurm_rl.plan.build_plan import SubmitFacts, build_plan
 from slurm_rl.plan.explain import WIDTH, render_explanation
-from slurm_rl.plan.fit import PHASES
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.placement import find_idle
 from slurm_rl.plan.render import render_plan
+from slurm_rl.plan.setting import PHASES
 from tests.tiny_models import TinyModel
 
 CLUSTERS = sorted(path.stem for path in (conf_dir() / "cluster").glob("*.yaml"))
@@ -27,7 +27,7 @@ NEEDED = {
     "ray": ["cluster.address=http://head:8265"],
 }
 # Lines of a screen, with a critic and a reward model.
-MOST_LINES = 42
+MOST_LINES = 52
 # Nodes, and GPUs per node.
 SIZES = [(1, 1), (1, 2), (1, 3), (1, 4), (1, 5), (1, 6), (1, 7), (1, 8), (2, 2), (2, 8), (4, 8)]
 
@@ -102,7 +102,7 @@ def test_colocated_roles_use_all_gpus_of_preset() -> None:
     assert {actor.gpus for actor in plan.actors} == {(gpu,) for gpu in range(8)}
     layout = plan.layout
     assert layout.policy is not None and layout.gpu_mem_gb is not None and layout.engine_budget_gb is not None
-    assert layout.policy.total_gb + layout.engine_budget_gb < layout.gpu_mem_gb
+    assert layout.policy.resident_gb + layout.engine_budget_gb < layout.gpu_mem_gb
     assert layout.policy.frozen_gb == pytest.approx(7.505 / 8, rel=1e-3), "each worker holds its part of the reference"
     assert layout.micro_batch_tokens >= 4096 + 8000, "one longest sequence"
 
@@ -111,7 +111,7 @@ def test_colocated_roles_use_all_gpus_of_preset() -> None:
 def test_dedicated_critic_gets_quarter_of_gpus(nodes: int, quarter: int) -> None:
     """The groups of OpenRLHF's script, --colocate_critic_reward --colocate_actor_ref, for two nodes of 8 GPUs."""
     words = ["+exp=ppo_llama3_8b", "+cluster=nvidia_h100", f"cluster.num_nodes={nodes}", *NEEDED["ppo_llama3_8b"]]
-    plan = plan_of(load_config(words))
+    plan = plan_of(load_config([*words, "rollout.colocate=false"]))
     used = Counter[str]()
     for actor in plan.actors:
         used[actor.role] += len(actor.gpus)
@@ -125,7 +125,7 @@ def test_dedicated_critic_gets_quarter_of_gpus(nodes: int, quarter: int) -> None
 
 def test_idle_gpus_are_refused_unless_numbers_are_set() -> None:
     words = ["+exp=demo", "+cluster=nvidia_h100", TinyModel(num_heads=12, hidden_size=384, num_kv_heads=3).word]
-    words += ["rollout.tensor_parallel_size=3"]
+    words += ["rollout.tensor_parallel_size=3", "rollout.colocate=false"]
     with pytest.raises(ConfigError, match=r"every GPU must be used; got 2 of 8 .*engines of 3.*tensor_parallel_size"):
         plan_of(load_config(words))
     assert "idle: 2 GPUs, from GPU 6 of node 0" in render_plan(plan_of(load_config([*words, "policy.num_workers=3"])))
