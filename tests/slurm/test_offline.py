@@ -20,8 +20,8 @@ pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 NAME = "Acme/tiny-1B"
 ADDRESS = "import socket; socket.create_connection(('203.0.113.1', 443), 5)"
 HOST = "import socket; socket.create_connection(('probe.example', 443), 5)"
-ALLOWED = {"metadata.google.internal"}
-"""Ray's dashboard looks for the cloud of its node, on the node's own network."""
+ALLOWED = {"metadata.google.internal", "1.0.0.127.in-addr.arpa"}
+"""Ray's dashboard looks for the cloud of its node, on the node's own network; loopback's name is looked up, too."""
 
 
 @contextmanager
