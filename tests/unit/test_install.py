@@ -93,22 +93,28 @@ def test_old_python_is_refused_before_new_syntax(clone: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "chosen"),
+    ("names", "version", "chosen"),
     [
-        (["python3.11", "python3.12", "python3.13"], "python3.11"),
-        (["python3.13", "python3"], "python3.13"),
-        (["python3"], "python3"),
-        ([], None),
+        (["python3.11", "python3.12", "python3.13"], None, "python3.11"),
+        (["python3.13", "python3"], "3, 11", "python3.13"),
+        (["python3"], "3, 12", "python3"),
+        (["python3"], "3, 10", None),
+        (["python3"], "3, 14", None),
+        ([], None, None),
     ],
 )
-def test_make_chooses_supported_python(names: list[str], chosen: str | None, clone: Path, tmp_path: Path) -> None:
-    """The programs are stand-ins that support the package and cannot make an environment."""
+def test_make_chooses_supported_python(
+    names: list[str], version: str | None, chosen: str | None, clone: Path, tmp_path: Path
+) -> None:
+    """The programs are stand-ins of a version; they cannot make an environment."""
     programs = tmp_path / "bin"
     programs.mkdir()
     for name in ("make", "bash", "sh", "realpath", "grep"):
         (programs / name).symlink_to(shutil.which(name) or name)
     for name in names:
-        (programs / name).write_text(f"#!{programs}/sh\n[ $1 = -c ] || {{ echo {name} $*; exit 7; }}\n")
+        of_name = version if name == "python3" else name.removeprefix("python").replace(".", ", ")
+        code = f'[ $1 = -c ] && exec {sys.executable} -c "import sys; sys.version_info = ({of_name}); $2"'
+        (programs / name).write_text(f"#!{programs}/sh\n{code}\necho {name} $*; exit 7\n")
         (programs / name).chmod(0o755)
     done = subprocess.run(
         [str(programs / "make"), "demo"], cwd=clone, env={"PATH": str(programs)}, capture_output=True, text=True

@@ -165,6 +165,15 @@ def test_broken_sink_warns_once_and_training_continues(
     assert all("<MY_SECRET_TOKEN>" in event["cause"] and CANARY not in event["cause"] for event in failed)
 
 
+def test_sink_that_raises_is_left_out(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = Broken()
+    monkeypatch.setattr(stream, "load_function", lambda _: lambda context: broken)
+    with logger_of(run, otel=OtelConfig(endpoint="http://127.0.0.1:9")) as logger:
+        for step in range(3):
+            logger.log(step, "grpo", {"loss": 1.0})
+    assert (broken.calls, sink_events(run), len(read_rows(run.metrics))) == (1, ["sink/failed otel"], 3)
+
+
 def test_full_disk_of_curves_is_only_warning(run: RunDir) -> None:
     run.path.mkdir()
     run.tensorboard.write_text("no folder")
