@@ -15,7 +15,7 @@ from tests.tiny_models import SMALL, SMALL_MODEL, build_tiny_model
 from tests.unit.plugins.prepare.hub_server import Hub
 from tests.whole_run import OVERRIDES
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(900)]
 
 NAME = "Acme/tiny-1B"
 ADDRESS = "import socket; socket.create_connection(('203.0.113.1', 443), 5)"
