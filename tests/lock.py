@@ -114,7 +114,7 @@ LOCKS = {
     "dev": Lock(
         *("constraints-dev.txt", ("cpu", "dev"), ("3.11",), _ALL, _BUILD, LEFT_OUT), torch_for_cpu=True, beside="cpu"
     ),
-    "cuda": Lock("containers/cuda/constraints.txt", ("cuda", "flash-attn"), ("3.11", "3.12")),
+    "cuda": Lock("containers/cuda/constraints.txt", ("cuda", "flash-attn"), ("3.11", "3.12"), also=_BUILD),
     # A venv over the image's packages, which provide the ROCm builds. OpenTelemetry packages need equal versions: the
     # image stops at 1.40 (docker/Dockerfile.rocm), and wandb needs a newer one. So the lock has all of them.
     "rocm": Lock(

