@@ -101,8 +101,8 @@ class RolloutConfig(Section):
     reproducible. Needs max_off_policy_steps >= 1; see algorithm.correction."""
     weight_transfer: Literal["auto", "ray", "gloo", "nccl", "ipc"] = "auto"
     """Transport of new weights to engines. ray: host memory and Ray's object store; gloo: CPU to CPU; nccl: to engines
-    on other GPUs; ipc: to colocated engines. auto: nccl or ipc on GPUs; ray on CPU, and with max_off_policy_steps above
-    0 without inflight_weight_updates. LoRA runs send only adapters by ray, and merged weights otherwise."""
+    on other GPUs; ipc: to colocated engines. auto: nccl or ipc on GPUs; ray on CPU. LoRA runs send only adapters by
+    ray, and merged weights otherwise."""
     max_tokens: PositiveInt = 1024
     """Longest completion, in tokens."""
     temperature: PositiveFloat = 1.0
@@ -162,13 +162,6 @@ class RolloutConfig(Section):
             yield (
                 "rollout.weight_transfer=nccl needs engines with their own GPUs, and ipc needs colocated ones; "
                 f"got {self.weight_transfer} with colocate={bool(self.colocate)}. Next: rollout.weight_transfer=auto"
-            )
-        if self.transfers_directly and self.max_off_policy_steps > 0 and not self.inflight_weight_updates:
-            yield (
-                f"rollout.weight_transfer={self.weight_transfer} with rollout.max_off_policy_steps above 0 needs "
-                "rollout.inflight_weight_updates, or the policy would wait until engines have sampled a batch; got "
-                f"max_off_policy_steps={self.max_off_policy_steps}. Next: rollout.weight_transfer=auto, or "
-                f"rollout.inflight_weight_updates=true"
             )
         if self.colocate and self.max_off_policy_steps > 0:
             yield (

@@ -14,7 +14,7 @@ from slurm_rl.plan.node_groups import list_groups
 from slurm_rl.plan.preflight import build_preflight
 from slurm_rl.plan.role_memory import fit_services
 from slurm_rl.plan.task import ExternalPlan, TorchrunPlan, build_driver_argv, secret_names
-from slurm_rl.plan.transfer import choose_transfer
+from slurm_rl.plan.transfer import check_store, choose_transfer
 from slurm_rl.plan.versions import expected_for
 
 if TYPE_CHECKING:
@@ -99,6 +99,7 @@ def _lay_out(config: RunConfig, facts: SubmitFacts, cpus: int | None) -> tuple[t
     check_context(config, shape)
     check_heads(config, shape)
     actors, layout = choose_layout(config, shape, facts.reference_shape, cpus)
+    check_store(layout.fill_in(config), shape, actors)
     return actors, replace(layout, service=fit_services(config, actors, facts.reward_shape))
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # Assumed lengths, as shares of data.max_prompt_tokens and rollout.max_tokens; NeMo-RL's tables have 0.70 to 0.78 of
 # the longest sequence in all.
-_PROMPT_SHARE, _COMPLETION_SHARE = 0.5, 0.6
+_PROMPT_SHARE, _COMPLETION_SHARE = 0.5, 0.7
 # One decoding iteration without its reads: scheduler and sampler, per iteration and per sequence; one all-reduce.
 _ITERATION_S, _PER_SEQUENCE_S, _REDUCE_S = 4e-3, 2e-5, 12e-6
 _PREFILL_SHARE = 0.5

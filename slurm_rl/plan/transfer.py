@@ -7,16 +7,19 @@ from typing import TYPE_CHECKING
 
 from slurm_rl.errors import ConfigError
 from slurm_rl.plan.job import ActorPlan
+from slurm_rl.plan.memory import GB
+from slurm_rl.plan.role_memory import bytes_per_value
 
 if TYPE_CHECKING:
     from slurm_rl.config.run import RunConfig
+    from slurm_rl.plan.memory import ModelShape
 
 
 def choose_transfer(config: RunConfig, actors: Sequence[ActorPlan]) -> tuple[str, str]:
     """Return the transport (nccl, ipc, gloo or ray) and the reason; auto prefers direct transfer between GPUs.
 
     On CPU, Ray's object store copies once per node and gloo once per engine. Engines that sample a fixed batch ahead
-    accept weights only after it, and a direct transfer would block the policy until then.
+    accept weights after it; the policy, which needs that batch next, waits for it.
 
     Raises:
         ConfigError: ipc with an engine on a GPU without a policy worker.
@@ -40,8 +43,19 @@ def choose_transfer(config: RunConfig, actors: Sequence[ActorPlan]) -> tuple[str
         return wanted, "as set"
     if config.cluster.accelerator == "cpu":
         return "ray", "without GPUs, once a node through host memory"
-    if rollout.max_off_policy_steps > 0 and not rollout.inflight_weight_updates:
-        return "ray", "engines sample ahead; the policy does not wait for their batch"
     if rollout.colocate and unshared:
         return "ray", "some engines are on GPUs without a policy worker"
     return ("ipc", "engines share the policy's GPUs") if rollout.colocate else ("nccl", "from GPU to GPU")
+
+
+def check_store(config: RunConfig, shape: ModelShape | None, actors: Sequence[ActorPlan]) -> None:
+    """Raise ConfigError if new weights go through an object store that is too small for them."""
+    if shape is None or config.model.lora is not None or not config.has_engines or config.eval.only:
+        return
+    size, store = shape.num_parameters * bytes_per_value(config) / GB, config.ray.object_store_gb
+    if choose_transfer(config, actors)[0] == "ray" and size > store:
+        raise ConfigError(
+            "ray.object_store_gb must hold the policy's weights with rollout.weight_transfer=ray",
+            seen=f"{size:.1f} GB > {store:g} GB",
+            action="rollout.weight_transfer=auto, or raise ray.object_store_gb",
+        )

@@ -123,6 +123,12 @@ def test_gloo_run_has_metrics_of_object_store(whole_run: Path, tmp_path: Path) -
     assert train(tmp_path / "gloo", "rollout.weight_transfer=gloo") == exact_rows(whole_run)
 
 
+def test_gloo_run_ahead_has_metrics_of_object_store(tmp_path: Path) -> None:
+    """The policy waits for the engines' batch before it sends; the versions stay the same."""
+    ahead = "rollout.max_off_policy_steps=2"
+    assert train(tmp_path / "gloo", ahead, "rollout.weight_transfer=gloo") == train(tmp_path / "store", ahead)
+
+
 def test_async_engines_take_direct_transfers(tmp_path: Path) -> None:
     """Between two steps; checksum and probe verify each version."""
     words = ("rollout.weight_transfer=gloo", "rollout.inflight_weight_updates=true", "rollout.max_off_policy_steps=1")

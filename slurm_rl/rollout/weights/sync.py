@@ -104,12 +104,23 @@ class Direct:
     Args:
         sizes: number of tensor-parallel ranks of each engine.
         backend: nccl, ipc or gloo.
+        in_order: engines execute one call at a time. The policy then sends when their batch is done, because a rank
+            that waits inside a collective would exceed its timeout.
     """
 
     needs_all = True
 
-    def __init__(self, policy: WorkerGroup, engines: Sequence[Actor], sizes: Sequence[int], backend: str) -> None:
+    def __init__(
+        self,
+        policy: WorkerGroup,
+        engines: Sequence[Actor],
+        sizes: Sequence[int],
+        backend: str,
+        *,
+        in_order: bool = False,
+    ) -> None:
         self.policy, self.engines, self.sizes, self.backend = policy, engines, list(sizes), backend
+        self.in_order = in_order
         self._confirmed: list[Any] = []
 
     def open(self) -> None:
@@ -121,7 +132,8 @@ class Direct:
     def push(self, version: int, probe: TokenPrompt) -> Push:
         # Results as arguments order the calls: the policy sends after all engines have confirmed the previous version,
         # and they confirm after the policy has sent.
-        sent = [(one, one.handle.send_weights.remote(probe, *self._confirmed)) for one in self.policy.workers]
+        idle = [engine.handle.ready.remote() for engine in self.engines] if self.in_order else []
+        sent = [(one, one.handle.send_weights.remote(probe, *self._confirmed, *idle)) for one in self.policy.workers]
         held = [(engine, engine.handle.confirm_weights.remote(version, sent[0][1], probe)) for engine in self.engines]
         self._confirmed = [confirmed for _, confirmed in held]
         return Push(version, sent, held)

@@ -204,12 +204,15 @@ def open_journal(run: RunDir, config: RunConfig, judges: Mapping[str, Judge]) ->
     )
 
 
-def build_transport(cluster: Cluster, policy: WorkerGroup, engines: Sequence[Actor]) -> WeightTransport:
+def build_transport(
+    cluster: Cluster, config: RunConfig, policy: WorkerGroup, engines: Sequence[Actor]
+) -> WeightTransport:
     """Return the weight transport of the plan."""
     if cluster.plan.weight_transfer == "ray":
         return ObjectStore(policy.workers, engines)
     sizes = [max(1, len(actor.gpus)) for actor in _actors(cluster, "rollout")]
-    return Direct(policy, engines, sizes, cluster.plan.weight_transfer)
+    in_order = not config.has_async_engines
+    return Direct(policy, engines, sizes, cluster.plan.weight_transfer, in_order=in_order)
 
 
 def start_policy(cluster: Cluster, config: RunConfig, model_path: str) -> WorkerGroup:

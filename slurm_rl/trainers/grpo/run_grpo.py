@@ -139,7 +139,7 @@ def _build_sync(
     num_layers = load_text_config(model_path, config.model.trust_remote_code).num_hidden_layers
     return WeightSync(
         cluster,
-        build_transport(cluster, policy, engines),
+        build_transport(cluster, config, policy, engines),
         engines,
         # The engine samples one token after the probe.
         probe=choose_probe(prompts, config.max_sequence_tokens - 1),

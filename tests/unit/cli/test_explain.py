@@ -68,7 +68,7 @@ CHECKPOINTED = ["model.gradient_checkpointing=true", "policy.micro_batch_tokens=
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["rollout.max_off_policy_steps=1"], "weight transfer by ray: engines sample ahead"),
+        (["rollout.max_off_policy_steps=1"], "weight transfer by nccl: from GPU to GPU"),
         (["rollout.colocate=true"], "weight transfer by ipc: engines share the policy's GPUs"),
         (["rollout.weight_transfer=ray"], "weight transfer by ray: as set"),
         (["rollout.top_p=0.9"], "differently in the engine, top_p, top_k, min_p or repetition_penalty"),
