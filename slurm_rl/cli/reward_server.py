@@ -86,10 +86,10 @@ def configure(overrides: list[str], config_dir: str | None) -> RewardConfig:
         raise ConfigError(
             "a reward server cannot use another reward service", seen=f"reward.url={config.url}", action="unset it"
         )
-    if config.judge.model is not None:
+    if config.judge.is_on:
         raise ConfigError(
             "a reward server scores by itself; a run reaches the API of a judge without one",
-            seen=f"reward.judge.model={config.judge.model}",
+            seen=f"the judge {config.judge.model_name}",
             action="set reward.judge in the run",
         )
     check_reward_model(config.model, chat_template=None)

@@ -34,6 +34,7 @@ from slurm_rl.node.hang_monitor import describe_silent, read_node_reports
 from slurm_rl.run_dir.eval_sets import list_evals
 from slurm_rl.run_dir.event_text import format_seconds
 from slurm_rl.run_dir.jsonl import read_last_rows
+from slurm_rl.run_dir.judge_total import describe_judge, read_judge_total
 from slurm_rl.run_dir.run_dir import RunDir, read_json
 from slurm_rl.run_dir.save_times import read_learned
 
@@ -150,6 +151,8 @@ def render_status(run: RunDir) -> str:
         has_pace = state.word == "running" and is_of_attempt(run, last)
         lines += _describe_row(last, read_num_steps(run), has_pace=has_pace, now=time.time())
     lines += describe_results(run)
+    if total := read_judge_total(run):
+        lines.append(f"judge   {describe_judge(total)}")
     lines += _describe_evals(run)
     lines += _describe_problems(run, is_alive=state.is_alive)
     if gpu_time := load_function(GPU_TIME)(run):

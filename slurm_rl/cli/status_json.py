@@ -9,6 +9,7 @@ from slurm_rl.cli.run_facts import describe_phase, find_cancel, read_ends, read_
 from slurm_rl.cli.table import RunLine
 from slurm_rl.launch.controller.record import RunState, load_job
 from slurm_rl.run_dir.eval_sets import read_results
+from slurm_rl.run_dir.judge_total import read_judge_total
 from slurm_rl.run_dir.run_dir import RunDir
 
 
@@ -34,6 +35,7 @@ def build_run(run: RunDir, state: RunState, now: float) -> dict[str, Any]:
         "num_steps": read_num_steps(run) or None,
         "metrics": {key: value for key, value in last.items() if "/" in key},
         "sets": {name: results[-1] for name, results in read_results(read_ends(run)).items()},
+        "judge": read_judge_total(run),
         "logs": str(run.attempts / "latest" / "logs"),
     }
 

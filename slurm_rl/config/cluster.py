@@ -150,7 +150,7 @@ class ClusterConfig(Section):
     """Nodes of the run, which does not start with fewer."""
     nodes: dict[NodeGroupName, NodeGroupConfig] = Field(default={})
     """Node groups of a heterogeneous job, by name: +cluster.nodes.h100.count=2; `node_group` of policy, rollout,
-    reference, critic and reward.service selects one. Empty: all nodes are equal."""
+    reference, critic, reward.service and reward.judge.server selects one. Empty: all nodes are equal."""
     topology: TopologyConfig = TopologyConfig()
     """Network distance between nodes."""
     gpus_per_node: NonNegativeInt = 0

@@ -13,7 +13,19 @@ from slurm_rl.errors import ConfigError, find_near
 
 FIELDS: Final = ("question", "completion", "reference")
 """Names in braces that a prompt may contain."""
+SERVER_SHARE: Final = 0.9
+"""Share of a GPU's memory for vLLM in a judge's server."""
 _COMPLETION = "{completion}"
+_OURS = {
+    "model",
+    "model_tag",
+    "max_model_len",
+    "tensor_parallel_size",
+    "gpu_memory_utilization",
+    "middleware",
+    "api_key",
+}
+_OURS |= {"host", "port", "uds", "served_model_name", "api_server_count", "headless", "grpc", "config"}
 _REQUEST: dict[str, Any] = {"temperature": 0.0, "max_tokens": 512}
 
 
@@ -26,17 +38,46 @@ def _check_variable(name: str) -> None:
         )
 
 
+def _check_vllm_args(arguments: dict[str, Any]) -> None:
+    if ours := sorted(name for name in arguments if name in _OURS):
+        raise ValueError(
+            f"reward.judge.server.vllm_args must not have arguments that the run sets; got {', '.join(ours)}. "
+            "Next: leave them out, or set the key of reward.judge.server with this meaning"
+        )
+
+
 def _check_url(url: str) -> None:
     check_url("reward.judge.url", url, f"http://{url}, or https://")
     if not url.startswith(("http://", "https://")):
         raise ValueError(f"reward.judge.url must be http:// or https://; got {url!r}")
 
 
+class JudgeServerConfig(Section):
+    """vLLM servers of the run that serve the judge's model, on GPUs that the plan assigns."""
+
+    model: str | None = None
+    """Folder or hub name of the judge's model; null: reward.judge.url serves it."""
+    num_replicas: PositiveInt = 1
+    """Servers; each request goes to the one with the fewest requests in flight."""
+    tensor_parallel_size: PositiveInt = 1
+    """GPUs of each server, on one node."""
+    node_group: str | None = None
+    """Node group (a name in cluster.nodes) that servers run on; null: any."""
+    max_model_len: PositiveInt | None = None
+    """Longest prompt with its reply, in tokens; null: the model's context length."""
+    start_timeout_s: PositiveFloat = 1200.0
+    """Timeout for the servers to load the model and answer."""
+    vllm_args: Annotated[dict[str, Any], checked_by(_check_vllm_args)] = Field(default={})
+    """Additional arguments of `vllm serve`, such as reasoning_parser or chat_template."""
+
+
 class JudgeConfig(Section):
     """A language model that scores completions, behind an OpenAI-compatible API."""
 
     model: str | None = None
-    """Name of the model in requests; null: no judge."""
+    """Name of the model in requests to `url`; null: no judge, or that of `server`."""
+    server: JudgeServerConfig = JudgeServerConfig()
+    """The judge's model in the job itself."""
     url: Annotated[str, checked_by(_check_url)] | None = None
     """Base URL of the API, such as https://api.openai.com/v1."""
     api_key: Annotated[str, checked_by(_check_variable)] | None = None
@@ -51,6 +92,8 @@ class JudgeConfig(Section):
     """Reward of each word that the judge may choose (choice)."""
     json_key: str = "score"
     """Key of the verdict (json); the other numbers of the object are logged."""
+    weight: float | None = None
+    """Weight of the verdict in a sum with reward.verifiers; null: the verdict is the reward."""
     votes: PositiveInt = 1
     """Replies per completion; the reward is their mean."""
     tries: PositiveInt = 2
@@ -70,7 +113,21 @@ class JudgeConfig(Section):
 
     @property
     def is_on(self) -> bool:
-        return self.model is not None
+        return self.model is not None or self.server.model is not None
+
+    @property
+    def model_name(self) -> str | None:
+        """Name of the model in requests."""
+        return self.model or self.server.model
+
+    @property
+    def address(self) -> str:
+        return self.url or "the run's own server"
+
+    @property
+    def longest_s(self) -> float:
+        """Deadline of a completion; a server of the run may have to start again before it."""
+        return self.deadline_s + (0.0 if self.server.model is None else self.server.start_timeout_s)
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -78,12 +135,24 @@ class JudgeConfig(Section):
         return {name: value for name, value in (_REQUEST | self.request).items() if value is not None}
 
     def problems(self) -> Iterator[str]:
+        if self.server.model is None and self.server != JudgeServerConfig():
+            yield "reward.judge.server needs the model that it serves, reward.judge.server.model; got null"
         if not self.is_on:
             return
-        if self.url is None:
+        outside = {"model": self.model, "url": self.url}
+        if self.server.model is not None and any(outside.values()):
+            named = " and ".join(f"reward.judge.{name}" for name, value in outside.items() if value)
+            yield f"the judge is reward.judge.server.model, or outside of the run; got {named} too. Next: leave one out"
+        elif self.server.model is None and self.url is None:
             yield "reward.judge.model needs the API's address, reward.judge.url; got null"
+        longest = self.server.max_model_len
+        if longest is not None and longest <= self.fields.get("max_tokens", 0):
+            yield (
+                "reward.judge.server.max_model_len must be above reward.judge.request.max_tokens, the reply's length; "
+                f"got {longest} and {self.fields['max_tokens']}"
+            )
         if not self.prompt:
-            yield "reward.judge.prompt must be a file with the judge's prompt; got none. Next: see docs/rewards.md"
+            yield "reward.judge.prompt must be a file with the judge's prompt; got none. Next: see docs/judges.md"
         elif _COMPLETION in self.prompt and (fault := find_fault(self.prompt)):
             yield fault
         if (self.parser == "choice") != bool(self.choices):

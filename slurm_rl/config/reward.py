@@ -107,7 +107,7 @@ class RewardConfig(Section):
 
     verifiers: Annotated[dict[VerifierName, float], BeforeValidator(_leave_out_nulls)] = Field(default={})
     """Weight of each verifier; the reward is the weighted sum of their scores, and null removes a verifier. Not used
-    with `function`, `model`, `url` or `judge`."""
+    with `function`, `model`, `url`, or a judge without `judge.weight`."""
     function: Annotated[str, file_of("reward.function")] | None = None
     """`file.py:name`, a function (queries, prompts, labels) that computes the reward in the reward workers."""
     model: RewardModelConfig = RewardModelConfig()
@@ -131,16 +131,33 @@ class RewardConfig(Section):
     """Scoring over HTTP."""
 
     @property
-    def services_on_gpus(self) -> bool:
+    def models_on_gpus(self) -> bool:
         """Whether each service of the run has its own GPU for the reward model."""
         return self.service.enabled and self.model.path is not None and self.model.device == "cuda"
 
     @property
+    def services_on_gpus(self) -> bool:
+        """Whether each service, or server of a judge, has its own GPUs if the nodes have any."""
+        return self.models_on_gpus or self.judge.server.model is not None
+
+    @property
+    def placed_group(self) -> str | None:
+        """Node group of the services or of a judge's servers."""
+        return self.service.node_group if self.judge.server.model is None else self.judge.server.node_group
+
+    @property
     def num_placed(self) -> int:
-        """Services that the plan places on nodes; others run next to the trainer."""
+        """Services, or servers of a judge, that the plan places on nodes; others run next to the trainer."""
+        if self.judge.server.model is not None:
+            return self.judge.server.num_replicas
         service = self.service
         is_placed = service.spread or service.node_group is not None or self.services_on_gpus
         return service.num_replicas if service.enabled and is_placed else 0
+
+    @property
+    def num_service_gpus(self) -> int:
+        """GPUs of services, or servers of a judge, if the nodes have any."""
+        return self.num_placed * self.judge.server.tensor_parallel_size if self.services_on_gpus else 0
 
     @property
     def names_a_scorer(self) -> bool:
@@ -152,18 +169,25 @@ class RewardConfig(Section):
             "reward.function": self.function,
             "reward.model.path": self.model.path,
             "reward.url": self.url,
-            "reward.judge.model": self.judge.model,
+            "reward.judge": self.judge.model_name,
         }
         names = [name for name, value in chosen.items() if value is not None]
         if len(names) > 1:
             yield f"only one of these can compute the reward; got {' and '.join(names)}. Next: leave the others out"
-        outside = "reward.url" if self.url is not None else "reward.judge" if self.judge.model is not None else None
-        if outside and self.service.enabled:
+        if self.judge.weight is not None and not (self.verifiers and self.judge.is_on):
             yield (
-                f"{outside} names services outside of the run, so reward.service.enabled would have no effect. "
+                "reward.judge.weight is for the sum of a judge and reward.verifiers; got "
+                f"{', '.join(self.verifiers) or 'no verifiers'} and {self.judge.model_name or 'no judge'}. "
+                "Next: leave it out, or +reward.verifiers.math=1.0"
+            )
+        other = "reward.url" if self.url is not None else "reward.judge" if self.judge.is_on else None
+        if other and self.service.enabled:
+            yield (
+                f"{other} does not score in services of the run, so reward.service.enabled would have no effect. "
                 "Next: unset one of the two"
             )
-        yield from self._placement_problems()
+        if not self.judge.is_on:
+            yield from self._placement_problems()
         longest = CODE_SHARE * self.timeout_s
         if "code" in self.verifiers and self.code.test_timeout_s > longest:
             yield (

@@ -126,6 +126,7 @@ _PATHS = (
         "reference.path",
     ),
     "reward.model.path",
+    "reward.judge.server.model",
 )
 _OWN_PATHS = ("train", "eval", "data", "reward.model.path")
 

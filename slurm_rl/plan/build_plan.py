@@ -12,7 +12,7 @@ from slurm_rl.plan.layout import check_context, check_heads, choose_layout
 from slurm_rl.plan.memory import ModelShape
 from slurm_rl.plan.node_groups import list_groups
 from slurm_rl.plan.preflight import build_preflight
-from slurm_rl.plan.role_memory import fit_services
+from slurm_rl.plan.role_memory import fit_judge, fit_services
 from slurm_rl.plan.task import ExternalPlan, TorchrunPlan, build_driver_argv, secret_names
 from slurm_rl.plan.transfer import check_store, choose_transfer
 from slurm_rl.plan.versions import expected_for
@@ -34,7 +34,7 @@ class SubmitFacts:
     model_shape: ModelShape | None = None
     """Shape of the policy, if this machine sees its config.json."""
     reward_shape: ModelShape | None = None
-    """Shape of reward.model.path."""
+    """Shape of reward.model.path or reward.judge.server.model."""
     reference_shape: ModelShape | None = None
     """Shape of reference.path."""
 
@@ -100,7 +100,9 @@ def _lay_out(config: RunConfig, facts: SubmitFacts, cpus: int | None) -> tuple[t
     check_heads(config, shape)
     actors, layout = choose_layout(config, shape, facts.reference_shape, cpus)
     check_store(layout.fill_in(config), shape, actors)
-    return actors, replace(layout, service=fit_services(config, actors, facts.reward_shape))
+    judge, budget = fit_judge(config, actors, facts.reward_shape) or (None, None)
+    service = fit_services(config, actors, facts.reward_shape)
+    return actors, replace(layout, service=service, judge=judge, judge_budget_gb=budget)
 
 
 def _limits(config: RunConfig) -> LimitsPlan:

@@ -143,5 +143,4 @@ def count_gpus(config: RunConfig) -> int:
 
 def _count_free(config: RunConfig) -> int:
     """Return the GPUs for policy and engines."""
-    services = config.reward.num_placed if config.reward.services_on_gpus else 0
-    return count_gpus(config) - (config.reference.num_workers or 0) - services
+    return count_gpus(config) - (config.reference.num_workers or 0) - config.reward.num_service_gpus

@@ -20,6 +20,7 @@ from slurm_rl.plan.setting import PHASES
 
 if TYPE_CHECKING:
     from slurm_rl.config.environment import EnvironmentConfig
+    from slurm_rl.config.judge import JudgeConfig
     from slurm_rl.config.reward import RewardConfig, RewardServiceConfig
     from slurm_rl.config.rows import RowsConfig, SamplingConfig
     from slurm_rl.config.run import RunConfig
@@ -142,11 +143,22 @@ def _model(config: RunConfig, shape: ModelShape | None) -> str:
 
 def _reward(reward: RewardConfig) -> str:
     verifiers = ", ".join(f"{name} x {weight:g}" for name, weight in reward.verifiers.items())
-    if reward.judge.model:
-        return f"the judge {reward.judge.model} at {reward.judge.url}, {count(reward.judge.votes, 'vote')}"
+    if reward.judge.is_on:
+        weight = "" if reward.judge.weight is None else f"{verifiers}, judge x {reward.judge.weight:g}: "
+        votes = count(reward.judge.votes, "vote")
+        return f"{weight}the judge {reward.judge.model_name} {_server(reward.judge)}, {votes}"
     whole = reward.function or (f"the model {reward.model.path}" if reward.model.path else None) or reward.url
     where = _service(reward.service) if reward.service.enabled else ""
     return f"{whole or verifiers}, {count(reward.num_workers, 'worker')}{where}"
+
+
+def _server(judge: JudgeConfig) -> str:
+    server = judge.server
+    if server.model is None:
+        return f"at {judge.url}"
+    gpus = f", {server.tensor_parallel_size} GPUs each" if server.tensor_parallel_size > 1 else ""
+    group = f" on nodes of {server.node_group}" if server.node_group else ""
+    return f"in {count(server.num_replicas, 'vLLM server')} of the run{group}{gpus}"
 
 
 def _service(service: RewardServiceConfig) -> str:
@@ -225,13 +237,16 @@ def _memory(plan: JobPlan) -> Iterator[str]:
             "  ",
             "    ",
         )
-    if layout.engine is not None and layout.engine_budget_gb is not None:
-        yield from _wrap(
-            f"engine GPU, of {layout.engine_budget_gb:.0f}: weights {layout.engine.weights_gb:.1f}, then room for "
-            f"{layout.engine.num_sequences(layout.engine_budget_gb)} longest sequences at once",
-            "  ",
-            "    ",
-        )
+    engines = {"engine": (layout.engine, layout.engine_budget_gb), "judge": (layout.judge, layout.judge_budget_gb)}
+    for name, (engine, budget) in engines.items():
+        if engine is not None and budget is not None:
+            room = engine.num_sequences(budget)
+            yield from _wrap(
+                f"{name} GPU, of {budget:.0f}: weights {engine.weights_gb:.1f}, then room for {room} longest "
+                "sequences at once",
+                "  ",
+                "    ",
+            )
     yield _numbers("host of a node, without programs", layout.host_gb, phases)
 
 

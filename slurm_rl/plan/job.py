@@ -34,7 +34,7 @@ class ActorPlan:
 
     role: str
     """`policy` or `critic` (one data-parallel rank), `rollout` (one vLLM engine), `reference` (one frozen copy),
-    `reward` (one reward service)."""
+    `reward` (one reward service, or server of a judge)."""
     index: int
     """Rank within the role."""
     node: int
@@ -66,6 +66,10 @@ class LayoutPlan:
     """Worker of a dedicated reference."""
     service: ServiceMemory | None = None
     """Reward service with its own GPU."""
+    judge: EngineMemory | None = None
+    """A judge's server."""
+    judge_budget_gb: float | None = None
+    """Memory of its GPU that vLLM may use."""
     capacities_gb: dict[str, float] = field(default_factory=dict)
     """Memory of the smallest GPU of each role, if known."""
     unknown: str | None = None
@@ -99,7 +103,7 @@ class LayoutPlan:
 
         roles = ("policy", "critic", "reference")
         types: dict[str, type] = dict.fromkeys(roles, PolicyMemory)
-        types |= {"engine": EngineMemory, "service": ServiceMemory, "step": StepEstimate}
+        types |= {"engine": EngineMemory, "judge": EngineMemory, "service": ServiceMemory, "step": StepEstimate}
         found = {name: cls(**tree[name]) for name, cls in types.items() if tree.get(name)}
         return LayoutPlan(**{**tree, **found, "next_best": tuple(tree.get("next_best", ()))})
 

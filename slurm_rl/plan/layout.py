@@ -18,10 +18,11 @@ from slurm_rl.plan.job import ActorPlan, LayoutPlan
 from slurm_rl.plan.memory import ModelShape
 from slurm_rl.plan.next_best import Option, explain_fitting, list_losses, pick
 from slurm_rl.plan.node_groups import list_nodes
-from slurm_rl.plan.placement import Demand, check_idle, place_actors
+from slurm_rl.plan.placement import check_idle, place_actors
 from slurm_rl.plan.refusal import describe_phases, refuse
 from slurm_rl.plan.role_memory import DEFAULT_MICRO_BATCH_TOKENS
 from slurm_rl.plan.setting import Setting, build_setting, find_capacities
+from slurm_rl.plan.slots import Demand
 from slurm_rl.plan.speed import build_workload, estimate_step, sampling_s
 from slurm_rl.plan.transfer import choose_transfer
 

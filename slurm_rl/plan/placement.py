@@ -3,48 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import groupby
-from operator import itemgetter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from slurm_rl.config.tasks import TORCHRUN_TASKS
 from slurm_rl.errors import ConfigError
 from slurm_rl.plan.job import ActorPlan
-from slurm_rl.plan.node_groups import NodeGroup, list_groups, list_nodes
+from slurm_rl.plan.node_groups import list_groups, list_nodes
+from slurm_rl.plan.slots import Demand, free_slots, last_hosts, last_slots, split_into_engines, too_many
 
 if TYPE_CHECKING:  # the node agent has no pydantic
     from slurm_rl.config.run import RunConfig
-
-
-@dataclass(frozen=True)
-class Demand:
-    """The processes of a config, and the nodes that it has for them."""
-
-    config: RunConfig
-    nodes: list[NodeGroup]
-    """Group of each node, by rank."""
-    tensor_parallel_size: int
-
-    @property
-    def gpus_by_node(self) -> list[int]:
-        return [node.gpus_per_node for node in self.nodes]
-
-    @property
-    def num_critics(self) -> int | None:
-        """Processes of a dedicated critic; None: as many as the policy's."""
-        return self.config.critic.num_workers if self.config.has_critic and self.config.critic.is_dedicated else 0
-
-    def group_of_role(self, role: str) -> str | None:
-        """Return the group that the role must run on."""
-        name: str | None = (self.config.reward.service if role == "reward" else getattr(self.config, role)).node_group
-        return name
-
-    def nodes_for(self, role: str) -> list[int]:
-        """Return the ranks of the nodes that the role may run on."""
-        wanted = self.group_of_role(role)
-        return [rank for rank, node in enumerate(self.nodes) if wanted in (None, node.name)]
 
 
 def place_actors(config: RunConfig, cpus: int | None, tensor_parallel_size: int) -> tuple[ActorPlan, ...]:
@@ -71,11 +41,12 @@ def build_placement(demand: Demand) -> tuple[ActorPlan, ...]:
             seen=f"{demand.tensor_parallel_size} > {most}",
             action="lower rollout.tensor_parallel_size",
         )
-    if not any(demand.gpus_by_node):
+    on_gpus = any(demand.gpus_by_node)
+    if not on_gpus:
         actors = _place_on_cpus(demand, config.policy.num_workers or 1, config.rollout.num_engines or 1)
     else:
         actors = _place_on_gpus(demand)
-    if not config.reward.services_on_gpus:
+    if not (on_gpus and config.reward.services_on_gpus):
         actors += tuple(_spread(demand, "reward", config.reward.num_placed))
     if not config.has_critic or config.critic.is_dedicated:
         return actors
@@ -211,21 +182,21 @@ def _share_cores(demand: Demand, node: int, num_on_node: int) -> int | None:
 def _place_on_gpus(demand: Demand) -> tuple[ActorPlan, ...]:
     config, rollout, wanted = demand.config, demand.config.rollout, demand.config.policy.num_workers
     # Roles that may be bound to a node group choose first.
-    num_services = config.reward.num_placed if config.reward.services_on_gpus else 0
-    services = _last_slots(demand, "reward", num_services, ())
-    references = _last_slots(demand, "reference", config.reference.num_workers or 0, services)
+    hosts = last_hosts(demand)
+    services = [(node, gpu) for node, gpus in hosts for gpu in gpus]
+    references = last_slots(demand, "reference", config.reference.num_workers or 0, services)
     num_critics = demand.num_critics
     if num_critics is None:
         num_critics = wanted or _choose_num_critics(demand, [*services, *references])
-    critics = _last_slots(demand, "critic", num_critics, [*services, *references])
+    critics = last_slots(demand, "critic", num_critics, [*services, *references])
     dedicated = [*services, *references, *critics]
-    at_policy = _slots(demand, "policy", dedicated)
+    at_policy = free_slots(demand, "policy", dedicated)
     num_workers = wanted or (num_critics if demand.num_critics is None else _choose_num_workers(demand, len(at_policy)))
     if num_workers > len(at_policy):
-        raise _too_many("policy.num_workers", num_workers, "policy", demand)
+        raise too_many("policy.num_workers", num_workers, "policy", demand, dedicated)
     policy = at_policy[:num_workers]
-    free = _slots(demand, "rollout", [*dedicated, *([] if rollout.colocate else policy)])
-    engines = list(_split_into_engines(free, demand.tensor_parallel_size))
+    free = free_slots(demand, "rollout", [*dedicated, *([] if rollout.colocate else policy)])
+    engines = list(split_into_engines(free, demand.tensor_parallel_size))
     num_engines = len(engines) if rollout.num_engines is None else rollout.num_engines
     if not engines or len(engines) < num_engines:
         raise ConfigError(
@@ -236,18 +207,21 @@ def _place_on_gpus(demand: Demand) -> tuple[ActorPlan, ...]:
             f"{max(num_engines, 1)} engines of {demand.tensor_parallel_size}, room for {len(engines)} engines",
             action="lower policy.num_workers or rollout.num_engines, ask for more nodes, or set rollout.colocate=true",
         )
-    slots = {"policy": policy, "critic": critics, "reference": references, "reward": services}
+    slots = {"policy": policy, "critic": critics, "reference": references}
     workers = {
         role: [ActorPlan(role, i, node, (gpu,), config.policy.num_threads) for i, (node, gpu) in enumerate(role_slots)]
         for role, role_slots in slots.items()
     }
     placed = [ActorPlan("rollout", i, node, gpus, None) for i, (node, gpus) in enumerate(engines[:num_engines])]
-    return (*workers["policy"], *placed, *workers["critic"], *workers["reference"], *workers["reward"])
+    placed_services = [
+        ActorPlan("reward", i, node, gpus, config.policy.num_threads) for i, (node, gpus) in enumerate(hosts)
+    ]
+    return (*workers["policy"], *placed, *workers["critic"], *workers["reference"], *placed_services)
 
 
 def _choose_num_critics(demand: Demand, taken: Sequence[tuple[int, int]]) -> int:
     """Give policy and critic half each of the GPUs that train: a quarter of all each, as in OpenRLHF's layout."""
-    num_slots, colocate = len(_slots(demand, "policy", taken)), demand.config.rollout.colocate
+    num_slots, colocate = len(free_slots(demand, "policy", taken)), demand.config.rollout.colocate
     roles = ["policy", "critic", *([] if colocate else ["engines"])]
     if num_slots < len(roles):
         raise ConfigError(
@@ -256,39 +230,3 @@ def _choose_num_critics(demand: Demand, taken: Sequence[tuple[int, int]]) -> int
             action="take more GPUs, critic.dedicated_gpus=false" + ("" if colocate else ", or rollout.colocate=true"),
         )
     return max(_choose_num_workers(demand, num_slots) // 2, 1)
-
-
-def _last_slots(demand: Demand, role: str, count: int, taken: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the last free slots of a role, or raise ConfigError if there are fewer than `count`."""
-    found = _slots(demand, role, taken)[-count:] if count else []
-    if len(found) < count:
-        key = "reward.service.num_replicas" if role == "reward" else f"{role}.num_workers"
-        raise _too_many(key, count, role, demand)
-    return found
-
-
-def _slots(demand: Demand, role: str, taken: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the free (node, GPU) pairs that the role may use."""
-    used, gpus = set(taken), demand.gpus_by_node
-    slots = ((node, gpu) for node in demand.nodes_for(role) for gpu in range(gpus[node]))
-    return [slot for slot in slots if slot not in used]
-
-
-def _too_many(key: str, wanted: int, role: str, demand: Demand) -> ConfigError:
-    gpus, group = [demand.gpus_by_node[node] for node in demand.nodes_for(role)], demand.group_of_role(role)
-    room = f"{len(gpus)} * {gpus[0]}" if len(set(gpus)) == 1 else str(sum(gpus))
-    return ConfigError(
-        f"{key} must be <= "
-        + (f"the nodes with {group}" if group else "cluster.num_nodes")
-        + " * cluster.gpus_per_node",
-        seen=f"{wanted} > {room}",
-        action=f"lower {key} or ask for more nodes",
-    )
-
-
-def _split_into_engines(slots: list[tuple[int, int]], size: int) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Yield (node, GPUs) of each group of `size` slots on one node."""
-    for node, on_node in groupby(sorted(slots), key=itemgetter(0)):
-        gpus = [gpu for _, gpu in on_node]
-        for start in range(0, len(gpus) - size + 1, size):
-            yield node, tuple(gpus[start : start + size])

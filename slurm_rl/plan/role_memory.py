@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from slurm_rl.config.judge import SERVER_SHARE
 from slurm_rl.config.parallel import HELD_GRADIENTS, build_parallel_dims
 from slurm_rl.errors import ConfigError
 from slurm_rl.plan.job import ActorPlan
@@ -26,6 +27,8 @@ if TYPE_CHECKING:  # the node agent has no pydantic
     from slurm_rl.config.run import RunConfig
 
 DEFAULT_MICRO_BATCH_TOKENS = 8192
+DEFAULT_CONTEXT_TOKENS = 32768
+"""Context length of a model whose config.json has none."""
 
 
 def policy_memory(config: RunConfig, shape: ModelShape, reference: ModelShape, num_workers: int) -> PolicyMemory:
@@ -104,7 +107,7 @@ def fit_services(
     Raises:
         ConfigError: it does not fit; the message has both numbers.
     """
-    capacity = gpu_memory(config, actors, "reward") if config.reward.services_on_gpus else None
+    capacity = gpu_memory(config, actors, "reward") if config.reward.models_on_gpus else None
     if capacity is None or reward_shape is None:
         return None
     reward, size = config.reward, 2 if config.reward.model.dtype == "bfloat16" else 4
@@ -120,3 +123,42 @@ def fit_services(
             "larger GPUs for reward.service.node_group",
         )
     return memory
+
+
+def fit_judge(
+    config: RunConfig, actors: Sequence[ActorPlan], shape: ModelShape | None
+) -> tuple[EngineMemory, float] | None:
+    """Estimate a GPU of a judge's server, and return the memory that vLLM may use; None as in `fit_services`.
+
+    Args:
+        shape: shape of reward.judge.server.model, if this machine sees its config.json.
+
+    Raises:
+        ConfigError: it does not fit, or its heads cannot be divided.
+    """
+    server, capacity = config.reward.judge.server, gpu_memory(config, actors, "reward")
+    if server.model is None or shape is None or capacity is None or not config.cluster.gpus_per_node:
+        return None
+    size, longest = server.tensor_parallel_size, server.max_model_len or shape.context_length or DEFAULT_CONTEXT_TOKENS
+    if shape.num_heads % size:
+        raise ConfigError(
+            "reward.judge.server.tensor_parallel_size must divide the attention heads of its model",
+            seen=f"{shape.num_heads} heads over {size} GPUs",
+            action="choose another number",
+        )
+    memory = estimate_engine(
+        shape,
+        tensor_parallel_size=size,
+        bytes_per_value=4 if server.vllm_args.get("dtype") == "float32" else 2,
+        longest_tokens=longest,
+    )
+    budget = capacity * SERVER_SHARE
+    if memory.least_gb > budget:
+        raise ConfigError(
+            "a GPU of a judge's server must hold its share of the weights and one longest sequence within "
+            f"{SERVER_SHARE:g} of gpu_mem_gb",
+            seen=f"{memory.least_gb:.1f} GB > {budget:.1f} GB: weights {memory.weights_gb:.1f}, KV cache of {longest} "
+            f"tokens {memory.kv_sequence_gb:.1f}",
+            action="raise reward.judge.server.tensor_parallel_size, lower its max_model_len, or take a smaller model",
+        )
+    return memory, budget

@@ -35,7 +35,7 @@ MATH = "slurm_rl.rewards.math_answer:check_reference"
 
 def check_references(config: RewardConfig, rows: Sequence[PromptRow], tell: Callable[[str], object]) -> None:
     """Warn of rows that will fail in the run. Raises DataError if all would."""
-    if config.function or config.model.path or config.url or config.judge.is_on:
+    if config.function or config.model.path or config.url or (config.judge.is_on and config.judge.weight is None):
         return
     for name in config.verifiers:
         check = VERIFIERS[name].check

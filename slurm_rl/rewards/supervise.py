@@ -6,7 +6,8 @@ during a restart wait in the socket's backlog.
 
 from __future__ import annotations
 
-import json
+import contextlib
+import http.client
 import os
 import secrets
 import signal
@@ -23,6 +24,8 @@ from pathlib import Path
 
 from slurm_rl.config.reward import RewardConfig
 from slurm_rl.errors import ConfigError, RewardError
+from slurm_rl.node.heartbeat import beat
+from slurm_rl.rewards.program import Program
 from slurm_rl.rewards.service import listen
 from slurm_rl.run_dir.run_dir import write_text
 
@@ -63,6 +66,7 @@ class RewardServices:
         report: called with an event and its fields: `reward/service_up`, `reward/service_died`.
         token: required token; None creates one.
         first: number of the first service, in the names of logs.
+        program: server to start; None: the reward service of `config`.
     """
 
     def __init__(
@@ -76,12 +80,15 @@ class RewardServices:
         report: Callable[..., None] = lambda kind, **fields: None,
         token: str | None = None,
         first: int = 0,
+        program: Program | None = None,
     ) -> None:
         self._config, self._logs, self._first = config, logs, first
         self._token_file, self._config_file = folder / "reward-token", folder / "reward.json"
         self._host, self._ports, self._report = host, list(ports), report
+        words = ("slurm_rl.rewards.service", f"--config={self._config_file}", f"--token-file={self._token_file}")
         # The workers' own deadline comes first and has the better message.
-        self._start_s = config.start_timeout_s + _IMPORT_S
+        start_s = config.start_timeout_s + _IMPORT_S
+        self._program = program or Program("reward", "/get_reward", words, {}, start_s)
         self.token = token or secrets.token_hex(16)
         self._replicas: list[_Replica] = []
         self._closing = threading.Event()
@@ -94,12 +101,12 @@ class RewardServices:
         write_text(self._config_file, self._config.model_dump_json(indent=2) + "\n")
         self._logs.mkdir(parents=True, exist_ok=True)
         self._replicas = [
-            _Replica(self._listen(), self._logs / f"reward-{index}.log")
+            _Replica(self._listen(), self._logs / f"{self._program.name}-{index}.log")
             for index in range(self._first, self._first + self._config.service.num_replicas)
         ]
         self._thread.start()
         try:
-            self._wait_until_up(time.monotonic() + self._start_s)
+            self._wait_until_up(time.monotonic() + self._program.start_s)
         except BaseException:
             self.__exit__()
             raise
@@ -114,7 +121,7 @@ class RewardServices:
     @property
     def urls(self) -> list[str]:
         host = f"[{self._host}]" if ":" in self._host else self._host
-        return [f"http://{host}:{replica.listener.getsockname()[1]}/get_reward" for replica in self._replicas]
+        return [f"http://{host}:{replica.listener.getsockname()[1]}{self._program.route}" for replica in self._replicas]
 
     @property
     def pids(self) -> list[int]:
@@ -139,10 +146,11 @@ class RewardServices:
     def _wait_until_up(self, give_up: float) -> None:
         while not all(replica.is_up for replica in self._replicas):
             self.check()
+            beat()
             if time.monotonic() > give_up:
                 waiting = next(replica for replica in self._replicas if not replica.is_up)
                 raise RewardError(
-                    f"the reward services must start within {self._start_s:g} s",
+                    f"the {self._program.name} services must start within {self._program.start_s:g} s",
                     seen=_tail(waiting.log),
                     where=str(waiting.log),
                 )
@@ -157,7 +165,7 @@ class RewardServices:
                     self._look_after(replica)
         except Exception as error:  # for example a full disk
             self._error = RewardError(
-                "the supervisor of the reward services must run", seen=f"{type(error).__name__}: {error}"
+                f"the supervisor of the {self._program.name} services must run", seen=f"{type(error).__name__}: {error}"
             )
         finally:
             self._end_all()
@@ -174,11 +182,16 @@ class RewardServices:
 
     def _start(self, replica: _Replica) -> None:
         fd = replica.listener.fileno()
-        argv = [sys.executable, "-m", "slurm_rl.rewards.service", "--config", str(self._config_file)]
-        argv += ["--fd", str(fd), "--token-file", str(self._token_file), "--parent", str(os.getpid())]
+        argv = [sys.executable, "-m", *self._program.words, f"--fd={fd}", f"--parent={os.getpid()}"]
         with replica.log.open("ab") as log:
             replica.process = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[fd], start_new_session=True
+                argv,
+                env={**os.environ, **self._program.variables},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=[fd],
+                start_new_session=True,
             )
         replica.started_at = replica.asked_at = time.monotonic()
         replica.is_up = replica.is_well = False
@@ -190,29 +203,34 @@ class RewardServices:
             replica.health = None
             if replica.is_well and not replica.is_up:
                 replica.is_up = replica.was_up = True
-                self._report("reward/service_up", pid=replica.process.pid if replica.process else None)
+                self._report(
+                    "reward/service_up",
+                    service=self._program.name,
+                    pid=replica.process.pid if replica.process else None,
+                )
             if replica.is_up and not replica.is_well:
                 self._end(replica, "it did not answer /health")
                 return
         if replica.is_up and now - replica.started_at > _LIVED_S:
             replica.num_deaths = 0
-        if not replica.is_up and now - replica.started_at > self._start_s:
-            self._end(replica, f"it was not up within {self._start_s:g} s")
+        if not replica.is_up and now - replica.started_at > self._program.start_s:
+            self._end(replica, f"it was not up within {self._program.start_s:g} s")
         elif replica.health is None and (not replica.is_up or now - replica.asked_at > _HEALTH_EVERY_S):
             replica.asked_at = now
             replica.health = threading.Thread(target=self._ask_health, args=(replica, replica.process), daemon=True)
             replica.health.start()
 
     def _ask_health(self, replica: _Replica, process: subprocess.Popen[bytes] | None) -> None:
-        url = self.urls[self._replicas.index(replica)].removesuffix("get_reward") + "health"
+        url = self.urls[self._replicas.index(replica)].removesuffix(self._program.route) + "/health"
+        request = urllib.request.Request(url, headers={"Authorization": f"Bearer {self.token}"})
         # Ignore proxy variables: the service is in the cluster.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
-            with opener.open(url, timeout=_HEALTH_TIMEOUT_S) as answer:
-                is_well = json.load(answer)["status"] == "ok"
+            opener.open(request, timeout=_HEALTH_TIMEOUT_S).close()
+            is_well = True
         except urllib.error.HTTPError:
             is_well = True  # it answers, at its limit of connections
-        except (OSError, ValueError, KeyError):
+        except (OSError, http.client.HTTPException):
             is_well = False
         if replica.process is process:  # otherwise the answer belongs to a dead process
             replica.is_well = is_well
@@ -224,15 +242,17 @@ class RewardServices:
         self._note_death(replica, why)
 
     def _note_death(self, replica: _Replica, how: str) -> None:
+        if replica.process is not None:
+            _end_group(replica.process)
         replica.process = None
         replica.is_up = False
         replica.num_deaths += 1
         pause_s = min(0.1 * 2**replica.num_deaths, 10.0) if replica.num_deaths > 1 else 0.0
         replica.start_again_at = time.monotonic() + pause_s
-        self._report("reward/service_died", how=how, deaths=replica.num_deaths)
+        self._report("reward/service_died", service=self._program.name, how=how, deaths=replica.num_deaths)
         if replica.num_deaths >= (_MAX_DEATHS if replica.was_up else _MAX_FIRST_DEATHS):
             self._error = RewardError(
-                f"a reward service must live longer than {_LIVED_S:g} s",
+                f"a {self._program.name} service must live longer than {_LIVED_S:g} s",
                 seen=f"{replica.num_deaths} deaths, the last by {how}; its log ends with: {_tail(replica.log)}",
                 where=str(replica.log),
                 action="fix the error in the log",
@@ -251,6 +271,13 @@ class RewardServices:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+            _end_group(process)
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    """Kill what an ended service left behind, such as the engine of a server, which holds a GPU."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _tail(log: Path) -> str:

@@ -1,4 +1,4 @@
-"""Reward services on the nodes of the plan, each supervised by a Ray actor on its node."""
+"""Reward services, or servers of a judge, on the nodes of the plan, each supervised by a Ray actor on its node."""
 
 import functools
 import os
@@ -11,11 +11,14 @@ from pathlib import Path
 from slurm_rl.config.reward import RewardConfig
 from slurm_rl.config.user_files.load import load_function
 from slurm_rl.errors import TrainingError
+from slurm_rl.plan.job import ActorPlan
 from slurm_rl.rewards.scorer import Scorer, open_scorer
 from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, append_event
 from slurm_rl.workers.ray_driver import Actor, Cluster, close_actors, name_failure
 from slurm_rl.workers.ray_nodes import find_address
 
+_JUDGED = "slurm_rl.plugins.judge.mixture:open_judged_reward"
+_PROGRAM = "slurm_rl.plugins.judge.server:build_program"
 _ANSWER_S = 30.0
 """Seconds for an actor to answer; seconds for its services to stop."""
 _LATE_S = 90.0
@@ -28,12 +31,14 @@ class ServiceHost:
     Args:
         config: reward config of the service.
         token: token that clients must send.
-        index: number of the service, in the name of its log.
+        actor: index and GPUs of the service.
     """
 
-    def __init__(self, config: RewardConfig, token: str, run_dir: Path, attempt: int, index: int) -> None:
+    def __init__(self, config: RewardConfig, token: str, run_dir: Path, attempt: int, actor: ActorPlan) -> None:
         from slurm_rl.rewards.supervise import RewardServices, choose_ports
 
+        server = config.judge.server
+        program = load_function(_PROGRAM)(server, token, len(actor.gpus)) if server.model is not None else None
         alone = config.service.model_copy(update={"num_replicas": 1})
         run = RunDir(run_dir)
         self._stack = ExitStack()
@@ -46,7 +51,8 @@ class ServiceHost:
             ports=choose_ports(os.environ),
             report=functools.partial(append_event, run),
             token=token,
-            first=index,
+            first=actor.index,
+            program=program,
         )
 
     def start(self) -> str:
@@ -74,28 +80,26 @@ def open_rewards(cluster: Cluster, config: RewardConfig, run: RunDir, attempt: A
     from slurm_rl.rewards.client import RewardClient
 
     report = functools.partial(append_event, run)
-    if config.judge.is_on:
-        with load_function("slurm_rl.plugins.judge.scorer:open_judge")(config.judge, run) as scorer:
-            yield scorer
-        return
+    open_here = functools.partial(open_scorer, config, run.secrets, attempt.logs, cluster.nodes.host(), report)
     if not config.num_placed:
-        with open_scorer(config, run.secrets, attempt.logs, cluster.nodes.host(), report) as scorer:
+        with load_function(_JUDGED)(config, run, open_here) if config.judge.is_on else open_here() as scorer:
             yield scorer
         return
     token = secrets.token_hex(16)
     hosts = [
-        cluster.place(actor, ServiceHost, config, token, run.path, attempt.number, actor.index)
+        cluster.place(actor, ServiceHost, config, token, run.path, attempt.number, actor)
         for actor in cluster.plan.actors
         if actor.role == "reward"
     ]
     calls = [(host, host.handle.start.remote()) for host in hosts]
-    timeout_s = config.start_timeout_s + _LATE_S
+    timeout_s = (config.judge.server.start_timeout_s if config.judge.is_on else config.start_timeout_s) + _LATE_S
     urls = cluster.gather(calls, timeout_s=timeout_s, what="starting the reward services")
     report("reward/services_ready", urls=urls)
     check = functools.partial(_check, hosts)
-    with RewardClient(config.service, lambda: urls, token, check) as client:
+    judged = load_function(_JUDGED)(config, run, open_here, urls, token, check) if config.judge.is_on else None
+    with judged or RewardClient(config.service, lambda: urls, token, check) as scorer:
         try:
-            yield client
+            yield scorer
         finally:
             close_actors(hosts, _ANSWER_S)
 

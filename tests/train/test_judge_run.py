@@ -1,16 +1,30 @@
-"""A GRPO run whose reward is a judge with random verdicts, killed and resumed; real Ray, vLLM and openai client."""
+"""GRPO runs whose reward is a judge, killed and resumed; real Ray, vLLM and openai client."""
 
+import os
 import random
+import signal
 from pathlib import Path
 
 import pytest
 
+from slurm_rl.plugins.judge.server import KEY
 from slurm_rl.run_dir.event_text import read_events
 from slurm_rl.run_dir.jsonl import read_rows
 from slurm_rl.run_dir.run_dir import RunDir
+from tests.tiny_models import TinyModel
 from tests.train.test_run import has_rows, kill_driver_when
 from tests.unit.plugins.judge.api_kit import Answer, serve_api
-from tests.whole_run import exact_rows, finish, start_run
+from tests.whole_run import (
+    command_line,
+    events_of,
+    exact_rows,
+    find_processes,
+    finish,
+    run_cli,
+    stage_rows,
+    start_run,
+    wait_for,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 
@@ -35,3 +49,38 @@ def test_resumed_run_repeats_random_verdicts(tmp_path: Path, monkeypatch: pytest
     assert closed[-1]["cached"] > 0
     assert set(api.keys) == {"Bearer sk-canary"}
     assert [path for path in run.rglob("*") if path.is_file() and b"sk-canary" in path.read_bytes()] == []
+
+
+def test_run_with_own_server_survives_its_death_and_resumes(tmp_path: Path) -> None:
+    """The judge is a random model that vLLM serves in the job; each reply ends after its first digit."""
+    run, prompt = tmp_path / "run", tmp_path / "judge.txt"
+    template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    model = TinyModel(chat_template=template, hidden_size=64, num_layers=2, num_heads=2, num_kv_heads=1)
+    prompt.write_text("{question}{completion}=")
+    words = [f"prompt={prompt}", "range=[0,9]", "weight=0.5", "price_output=100"]
+    words += [f"server.model={model.write(tmp_path / 'judge')}", "server.start_timeout_s=600"]
+    request = "max_tokens: 4, allowed_token_ids: [2,3,4,5,6,7,8,9,10,11], include_stop_str_in_output: true"
+    words += [f"request={{{request}, stop: ['0','1','2','3','4','5','6','7','8','9']}}"]
+    words += ["server.vllm_args={load_format: dummy, kv_cache_memory_bytes: 67108864}"]
+    process = start_run(run, *(f"reward.judge.{word}" for word in words))
+    wait_for(lambda: has_rows(run, 42), "no step", process)
+    server = events_of(run, "reward/service_up")[-1]["pid"]
+    variables = Path(f"/proc/{server}/environ").read_bytes().split(b"\0")
+    [key] = [one.partition(b"=")[2].decode() for one in variables if one.startswith(KEY.encode())]
+    assert key not in command_line(server)
+    os.kill(server, signal.SIGKILL)
+    # Step 43 has a row and no checkpoint.
+    kill_driver_when(process, run, lambda: has_rows(run, 44))
+    before = stage_rows(run)
+    finish(start_run(run, verb="resume"), timeout_s=1200)
+    after = stage_rows(run)
+    assert after[: len(before)] == before and len(after) == 6
+    assert [event["service"] for event in events_of(run, "reward/service_died")] == ["judge"]
+    for row in after:
+        assert row["reward/mean"] == pytest.approx(row["score/arithmetic"] + 0.5 * row["score/judge"])
+        assert not row["reward/failed"]
+    replies = read_rows(RunDir(run).judge)
+    assert len({row["key"] for row in replies}) == len(replies) == replies[-1]["total"]["replies"]
+    assert f"judge   {len(replies):,} replies, price " in run_cli(tmp_path, "status", str(run))
+    assert [path for path in run.rglob("*") if path.is_file() and key.encode() in path.read_bytes()] == []
+    wait_for(lambda: not find_processes(run), "processes of the run are left")

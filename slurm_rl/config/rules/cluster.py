@@ -37,7 +37,9 @@ def _role_problems(config: RunConfig) -> Iterator[str]:
         f"{name}.node_group": (getattr(config, name).node_group, True)
         for name in ("policy", "reference", "rollout", "critic")
     }
-    named["reward.service.node_group"] = config.reward.service.node_group, config.reward.services_on_gpus
+    named["reward.service.node_group"] = config.reward.service.node_group, config.reward.models_on_gpus
+    server = config.reward.judge.server
+    named["reward.judge.server.node_group"] = server.node_group, True
     for key, (group, needs_gpu) in named.items():
         if group is not None and group not in groups:
             yield f"{key} must be one of cluster.nodes; got {group!r}, known: {', '.join(groups) or 'none'}"
@@ -46,7 +48,10 @@ def _role_problems(config: RunConfig) -> Iterator[str]:
                 f"{key} must be a node group with GPUs; got {group!r}, which has none. "
                 f"Next: choose another of {', '.join(groups)}"
             )
-    if config.reward.services_on_gpus and cluster.accelerator == "cpu":
+    if server.tensor_parallel_size > 1 and cluster.accelerator == "cpu":
+        size = server.tensor_parallel_size
+        yield f"reward.judge.server.tensor_parallel_size must be 1 on accelerator 'cpu'; got {size}. Next: leave it out"
+    if config.reward.models_on_gpus and cluster.accelerator == "cpu":
         yield "reward.model.device=cuda needs GPUs; got accelerator 'cpu'. Next: reward.model.device=cpu"
 
 

@@ -28,6 +28,11 @@ def part_problems(config: RunConfig) -> Iterator[str]:
                 f"{prefix}reward.service.enabled is for the reward of the whole run. Next: reward.url of your own "
                 "service, or leave it out"
             )
+        if key and one.reward.judge.server.model and one.reward is not config.reward:
+            yield (
+                f"{prefix}reward.judge.server is for the reward of the whole run. Next: reward.judge.url of your own "
+                "server, or leave it out"
+            )
         if key and one.reward.model.beside_critic:
             yield f"{prefix}reward.model.device=critic cannot score only one source. Next: reward.model.device=cpu"
         yield from (f"{prefix}{problem}" for problem in _environment_problems(one))

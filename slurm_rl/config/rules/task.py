@@ -111,7 +111,7 @@ def missing_keys(config: RunConfig) -> Iterator[str]:
         needed["data.train"] = (config.data.train or config.data.sources, "+data=gsm8k")
         scored = each_source(config).values()
     if config.task == "grpo":
-        needed["a reward (reward.verifiers, function, model.path, url or judge.model)"] = (
+        needed["a reward (reward.verifiers, function, model.path, url or judge)"] = (
             # An environment may return rewards itself.
             all(one.reward.names_a_scorer or one.env.is_on for one in scored),
             "+reward=math",

@@ -117,7 +117,7 @@ def _refuse_generator(name: str) -> None:
         raise ConfigError(
             "reward.model.path must be a sequence classifier with one output",
             seen=f"{name}, which generates text",
-            action=f"name a reward model, or let it judge: reward.judge.model={name} (docs/rewards.md)",
+            action=f"name a reward model, or let it judge: reward.judge.server.model={name} (docs/judges.md)",
         )
 
 

@@ -11,6 +11,7 @@ from slurm_rl.config.hub_names import find_snapshot, is_hub_name
 from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.parse import parse_config
 from slurm_rl.config.paths import expand_user
+from slurm_rl.config.reward import RewardConfig
 from slurm_rl.config.rope import extend_rope, read_context
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError
@@ -71,6 +72,14 @@ def require_shape(config: RunConfig, key: str, path: str | None, shape: ModelSha
         else f"{path}, whose config.json has no sizes that slurm_rl knows",
         action=fetch if is_hub_name(path) and find_config(path) is None else blind,
     )
+
+
+def find_reward_shape(reward: RewardConfig) -> ModelShape | None:
+    """Return the shape of the model on the GPUs of reward services or of a judge's servers."""
+    path = reward.judge.server.model or (reward.model.path if reward.models_on_gpus else None)
+    found = None if path is None else find_config(path)
+    # Quantized weights have other sizes.
+    return None if found is not None and "quantization_config" in read_object(found) else find_shape_at(path)
 
 
 def sees_images(model: ModelConfig) -> bool | None:

@@ -8,6 +8,8 @@ from slurm_rl.config.user_parts import is_model, named_paths
 from slurm_rl.errors import ConfigError
 from slurm_rl.launch.runs.model_shape import find_planned
 
+_WITH_TOKENIZER = ("model.path", "reward.judge.server.model")
+
 
 def check_local_files(config: RunConfig) -> None:
     """Raise ConfigError if a model or data set is not on this machine; the others checked its content."""
@@ -33,5 +35,5 @@ def check_local_files(config: RunConfig) -> None:
 def _is_model(folder: Path, key: str) -> bool:
     # Other roles use the tokenizer of the policy.
     needed = ["config.json", "*.safetensors"]
-    needed += ["tokenizer*"] if key == "model.path" or key.endswith("reward.model.path") else []
+    needed += ["tokenizer*"] if key in _WITH_TOKENIZER or key.endswith("reward.model.path") else []
     return all(any(folder.glob(pattern)) for pattern in needed)

@@ -21,7 +21,7 @@ from slurm_rl.launch.protocol import Submitted
 from slurm_rl.launch.runs.checks import check_submission
 from slurm_rl.launch.runs.find import load_plan, parse_path, remember, resolve
 from slurm_rl.launch.runs.interpreter import check_interpreter
-from slurm_rl.launch.runs.model_shape import find_shape, find_shape_at, require_shape
+from slurm_rl.launch.runs.model_shape import find_reward_shape, find_shape, find_shape_at, require_shape
 from slurm_rl.plan.build_plan import SubmitFacts, build_plan
 from slurm_rl.plan.image_file import check_image_is_there
 from slurm_rl.plan.job import JobPlan
@@ -64,7 +64,7 @@ def plan_in(config: RunConfig, run: RunDir) -> JobPlan:
         num_cpus=len(os.sched_getaffinity(0)),
         version=__version__,
         model_shape=find_shape(config.model),
-        reward_shape=find_shape_at(config.reward.model.path) if config.reward.services_on_gpus else None,
+        reward_shape=find_reward_shape(config.reward),
         reference_shape=find_shape_at(config.reference.path),
     )
     if not config.external:

@@ -16,7 +16,7 @@ import asyncio
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakValueDictionary
@@ -37,6 +37,7 @@ _REFUSALS = (401, 403, 404)
 _SHOWN_CHARS = 300
 _STOP_S = 5.0
 _PAUSE_S = 1.0
+_CHECK_S = 5.0
 
 
 class NoVerdict(Exception):
@@ -44,21 +45,32 @@ class NoVerdict(Exception):
 
 
 @contextmanager
-def open_judge(config: JudgeConfig, run: RunDir) -> Iterator[JudgeScorer]:
+def open_judge(
+    config: JudgeConfig,
+    run: RunDir,
+    urls: Sequence[str] = (),
+    token: str | None = None,
+    check: Callable[[], None] = lambda: None,
+) -> Iterator[JudgeScorer]:
     """Open the judge of a run; record its requests and cost at the end.
+
+    Args:
+        urls: servers of the run; empty: reward.judge.url.
+        token: their key; None: that of reward.judge.api_key.
+        check: called while requests are in flight; raises if a server was abandoned.
 
     Raises:
         RewardError: the API key is not in the environment, or the API does not answer within deadline_s.
         MissingLibraryError: the openai client is not installed.
     """
-    key = os.environ.get(config.api_key, "") if config.api_key else "none"
+    key = token or (os.environ.get(config.api_key, "") if config.api_key else "none")
     if not key:
         raise RewardError(
             "reward.judge.api_key must name a variable that is set where the run is submitted",
             seen=f"{config.api_key} is not set",
             action=f"export {config.api_key}=..., then resume the run",
         )
-    scorer = JudgeScorer(config, key, Replies(run, config))
+    scorer = JudgeScorer(config, key, Replies(run, config), urls, check)
     try:
         scorer.wait_for_api()
         yield scorer
@@ -70,7 +82,14 @@ def open_judge(config: JudgeConfig, run: RunDir) -> Iterator[JudgeScorer]:
 class JudgeScorer:
     """A `Scorer`; its requests run in an event loop of its own thread."""
 
-    def __init__(self, config: JudgeConfig, key: str, replies: Replies) -> None:
+    def __init__(
+        self,
+        config: JudgeConfig,
+        key: str,
+        replies: Replies,
+        urls: Sequence[str] = (),
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
         self._openai = import_heavy("openai", "reward.judge needs the openai client, which vLLM brings")
         self._config, self._key, self._replies = config, key, replies
         self._counts: Counter[str] = Counter()
@@ -78,18 +97,27 @@ class JudgeScorer:
         self._last_status: int | None = None
         self._free = asyncio.Semaphore(config.num_connections)
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._client = self._openai.AsyncOpenAI(
-            base_url=config.url,
-            api_key=key,
-            max_retries=_RETRIES,
-            timeout=config.timeout_s,
-            http_client=self._openai.DefaultAsyncHttpxClient(event_hooks={"response": [self._note]}),
-        )
-        # The client imports this part at its first use, which the deadline of a completion should not pay.
-        self._create = self._client.chat.completions.create
+        self._check = check
+        self._clients = [self._build_client(url, is_ours=bool(urls)) for url in urls or [config.url or ""]]
+        self._in_flight = [0] * len(self._clients)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="judge", daemon=True)
         self._thread.start()
+
+    def _build_client(self, url: str, *, is_ours: bool) -> Any:
+        client = self._openai.AsyncOpenAI(
+            base_url=url,
+            api_key=self._key,
+            max_retries=_RETRIES,
+            timeout=self._config.timeout_s,
+            # A proxy for the outside world must not be between two nodes of the run.
+            http_client=self._openai.DefaultAsyncHttpxClient(
+                event_hooks={"response": [self._note]}, trust_env=not is_ours
+            ),
+        )
+        # The client imports this part at its first use, which the deadline of a completion should not pay.
+        assert client.chat.completions
+        return client
 
     def wait_for_api(self) -> None:
         """Wait for any answer of the API, so that a wrong address costs no rollouts.
@@ -100,15 +128,16 @@ class JudgeScorer:
         asyncio.run_coroutine_threadsafe(self._reach(), self._loop).result()
 
     async def _reach(self) -> None:
-        client = self._client.with_options(max_retries=0, timeout=self._config.timeout_s)
         try:
             async with asyncio.timeout(self._config.deadline_s):
-                while not await self._answers(client):
-                    await asyncio.sleep(_PAUSE_S)
+                for one in self._clients:
+                    client = one.with_options(max_retries=0, timeout=self._config.timeout_s)
+                    while not await self._answers(client):
+                        await asyncio.sleep(_PAUSE_S)
         except TimeoutError:
             raise RewardError(
                 "the API of reward.judge.url must answer before the run starts",
-                seen=f"{self._config.url}: no answer within reward.judge.deadline_s = {self._config.deadline_s:g}",
+                seen=f"{self._config.address}: no answer within reward.judge.deadline_s = {self._config.deadline_s:g}",
                 action="start the API, or correct reward.judge.url; the nodes of the run must reach it",
             ) from None
 
@@ -122,7 +151,8 @@ class JudgeScorer:
         return True
 
     def close(self) -> None:
-        asyncio.run_coroutine_threadsafe(self._client.close(), self._loop).result(_STOP_S)
+        for client in self._clients:
+            asyncio.run_coroutine_threadsafe(client.close(), self._loop).result(_STOP_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_STOP_S)
 
@@ -140,8 +170,11 @@ class JudgeScorer:
 
     async def _score_all(self, items: Sequence[RewardItem]) -> list[RewardResult]:
         tasks = [asyncio.ensure_future(self._score(item)) for item in items]
+        scored = asyncio.gather(*tasks)
         try:
-            return list(await asyncio.gather(*tasks))
+            while not (await asyncio.wait([scored], timeout=_CHECK_S))[0]:
+                await asyncio.to_thread(self._check)
+            return list(scored.result())
         finally:
             for task in tasks:
                 task.cancel()
@@ -150,13 +183,13 @@ class JudgeScorer:
         prompt = render_prompt(self._config.prompt, item)
         async with self._free:
             try:
-                async with asyncio.timeout(self._config.deadline_s):
+                async with asyncio.timeout(self._config.longest_s):
                     # In turn: the first failure saves the other requests.
                     votes = [await self._vote(prompt, number) for number in range(self._config.votes)]
             except TimeoutError:
-                last = f"no answer from {self._config.url}"
+                last = f"no answer from {self._config.address}"
                 last = last if self._last_status is None else f"the API's last error was {self._last_status}"
-                words = f"no verdict within reward.judge.deadline_s = {self._config.deadline_s:g}; {last}"
+                words = f"no verdict within reward.judge.deadline_s = {self._config.longest_s:g}; {last}"
                 return Failure("hang", words).result(item)
             except NoVerdict as error:
                 return Failure("bad score", shorten(str(error), _SHOWN_CHARS)).result(item)
@@ -184,21 +217,30 @@ class JudgeScorer:
 
     async def _ask(self, prompt: str, number: int, at: int) -> Verdict:
         config = self._config
-        key = content_key(config.url, config.model, config.fields, prompt, number, at)
+        key = content_key(config.url, config.model_name, config.fields, prompt, number, at)
         # Equal completions of a batch have one reply, as they will have in a resumed run.
         async with self._locks.setdefault(key, asyncio.Lock()):
             if known := self._replies.get(key):
                 self._counts["cached"] += 1
                 return known
-            answer = await self._create(
-                model=config.model,
-                messages=[{"role": "user", "content": prompt}],
-                extra_body=config.fields,
-            )
+            answer = await self._request(prompt)
             verdict = self._replies.put(key, read_reply(answer))
             self._counts["new"] += 1
             self._paid += verdict.cost
             return verdict
+
+    async def _request(self, prompt: str) -> Any:
+        """Return the answer of the server with the fewest requests in flight."""
+        place = min(range(len(self._clients)), key=self._in_flight.__getitem__)
+        self._in_flight[place] += 1
+        try:
+            return await self._clients[place].chat.completions.create(
+                model=self._config.model_name,
+                messages=[{"role": "user", "content": prompt}],
+                extra_body=self._config.fields,
+            )
+        finally:
+            self._in_flight[place] -= 1
 
     async def _note(self, response: Any) -> None:
         if response.status_code >= 400:
@@ -210,7 +252,7 @@ class JudgeScorer:
         if getattr(error, "status_code", None) in _REFUSALS:
             raise RewardError(
                 "the API of reward.judge.url must accept the key and know the model",
-                seen=f"{self._config.model} at {self._config.url}: {words}",
+                seen=f"{self._config.model_name} at {self._config.address}: {words}",
                 action="correct reward.judge.url, model or the value of the variable that reward.judge.api_key names",
             ) from None
         return Failure("service", words)

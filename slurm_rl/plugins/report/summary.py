@@ -14,6 +14,7 @@ from slurm_rl.run_dir.divergence import find_divergence
 from slurm_rl.run_dir.eval_sets import SetResult, describe_sets, read_metrics, read_results
 from slurm_rl.run_dir.event_text import RunMeta, collect_meta, format_seconds
 from slurm_rl.run_dir.jsonl import Row
+from slurm_rl.run_dir.judge_total import describe_judge, read_judge_total
 from slurm_rl.run_dir.run_dir import RunDir, write_json
 
 if TYPE_CHECKING:
@@ -96,7 +97,8 @@ def sum_phases(rows: list[Row]) -> dict[str, dict[str, float]]:
 
 def summarize_run(run: RunDir) -> dict[str, Any]:
     """Return the summary of the current run directory."""
-    return {**build_summary(read_metrics(run), collect_meta(run)), "goodput": summarize_goodput(run)}
+    summary = build_summary(read_metrics(run), collect_meta(run))
+    return {**summary, "judge": read_judge_total(run), "goodput": summarize_goodput(run)}
 
 
 def summarize_goodput(run: RunDir) -> dict[str, Any] | None:
@@ -164,6 +166,8 @@ def list_results(summary: dict[str, Any]) -> Iterable[tuple[str, str]]:
         yield "warning", warning
     if summary["reward"]["last"] is not None:
         yield "reward", f"{summary['reward']['first']:.3f} -> {summary['reward']['last']:.3f}"
+    if summary.get("judge"):
+        yield "judge", describe_judge(summary["judge"])
     if not summary["packed"]:
         yield "rows", "of one sequence each: this model does not keep those of a packed row apart"
     if summary["tokens_per_s"] is not None:

@@ -1,7 +1,8 @@
 """The judge's scorer and the real openai client against an HTTP server with faults (api_kit.py, a stand-in)."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,17 @@ import pytest
 from slurm_rl.__main__ import main
 from slurm_rl.config.judge import JudgeConfig
 from slurm_rl.config.load import load_config
+from slurm_rl.config.reward import RewardConfig
 from slurm_rl.errors import ConfigError, RewardError
 from slurm_rl.launch.controller.create import create_run
 from slurm_rl.launch.runs.start import plan_in
+from slurm_rl.plugins.judge.mixture import open_judged_reward
 from slurm_rl.plugins.judge.scorer import open_judge
-from slurm_rl.rewards.results import RewardItem, RewardResult
+from slurm_rl.plugins.report.summary import summarize_run
+from slurm_rl.rewards.results import Failure, RewardItem, RewardResult
 from slurm_rl.run_dir.event_text import read_events
 from slurm_rl.run_dir.jsonl import read_rows
+from slurm_rl.run_dir.judge_total import describe_judge, read_judge_total
 from slurm_rl.run_dir.run_dir import RunDir
 from tests.unit.plugins.judge.api_kit import Answer, Api, serve_api
 
@@ -151,6 +156,54 @@ def test_cache_repeats_verdicts_in_resumed_run(run: RunDir) -> None:
     assert len(api.requests) == len(read_rows(run.judge)) == 5
 
 
+class Lengths:
+    """A stand-in for verifiers: the length is the reward, and an empty completion fails."""
+
+    def score(self, items: Sequence[RewardItem]) -> list[RewardResult]:
+        return [
+            RewardResult(item=one, value=0.5 * len(one.completion), parts={"length": len(one.completion)})
+            if one.completion
+            else Failure("crash", "empty").result(one)
+            for one in items
+        ]
+
+
+def test_mixture_is_weighted_sum_and_fails_with_either_part(run: RunDir) -> None:
+    opened: list[Lengths] = []
+
+    @contextmanager
+    def open_verifiers() -> Iterator[Lengths]:
+        opened.append(Lengths())
+        yield opened[-1]
+
+    with serve_api(lambda prompt: Answer('{"score": 1, "length": 9, "tone": 2}' if prompt == "good" else "hm")) as api:
+        judge = judge_config(api, parser="json", weight=0.25)
+        config = RewardConfig(verifiers={"arithmetic": 1.0}, judge=judge)
+        with open_judged_reward(config, run, open_verifiers) as mixture:
+            good, bad, empty = mixture.score(items("good", "bad", ""))
+        with open_judged_reward(RewardConfig(judge=judge_config(api)), run, open_verifiers):
+            assert len(opened) == 1, "a judge without a weight is the whole reward"
+    assert good.value == 0.5 * 4 + 0.25 * 1
+    assert good.parts == {"length": 4, "judge": 1.0, "tone": 2.0, "judge_cost": 0.0}
+    assert (bad.value, bad.failure) == (None, "bad score") and (empty.value, empty.failure) == (None, "crash")
+    assert {request["messages"][0]["content"] for request in api.requests} == {"good", "bad"}
+
+
+def test_total_price_counts_attempts_and_judges(run: RunDir) -> None:
+    assert read_judge_total(run) is None
+    with serve_api(lambda prompt: Answer("1")) as api:
+        config = judge_config(api, price_output=1e5)
+        with open_judge(config, run) as first, open_judge(config.model_copy(update={"model": "j2"}), run) as second:
+            first.score(items("a", "b"))
+            second.score(items("a"))
+        with run.judge.open("ab") as file:
+            file.write(b'{"key": "cut sho')
+        score(run, config, "a", "c")
+    assert read_judge_total(run) == {"replies": 4, "cost": 4.0}
+    assert describe_judge({"replies": 4, "cost": 4.0}) == "4 replies, price 4.00"
+    assert summarize_run(run)["judge"] == {"replies": 4, "cost": 4.0}
+
+
 JUDGED = ["+exp=demo", "warmup.num_steps=0", "reward.judge.model=j"]
 JUDGED += ["reward.judge.url=http://127.0.0.1:9/v1"]
 
@@ -183,8 +236,16 @@ def test_misspelt_prompt_file_gets_suggestion(tmp_path: Path) -> None:
         (["reward.judge.prompt='{completion}'", "reward.judge.range=[1,1]"], r"\[lowest, highest\]"),
         (["reward.judge.prompt='{completion}'", "+reward.judge.request.n=2"], "must not contain n"),
         (["reward.judge.prompt='{completion}'", "reward.url=http://a/b"], "only one of"),
+        (
+            ["reward.judge.prompt='{completion}'", "reward.judge.weight=1", "reward.verifiers={arithmetic: null}"],
+            "for the sum of a judge and reward.verifiers; got no verifiers and j",
+        ),
+        (["reward.judge.model=null", "reward.judge.weight=1"], "got arithmetic and no judge"),
         (["reward.judge.prompt='{completion}'", "reward.judge.url=judge:80/v1"], "Next: http://judge:80/v1"),
-        (["reward.judge.prompt='{completion}'", "reward.service.enabled=true"], "reward.judge names services outside"),
+        (
+            ["reward.judge.prompt='{completion}'", "reward.service.enabled=true"],
+            "reward.judge does not score in services",
+        ),
     ],
 )
 def test_bad_judge_is_refused_before_run(words: list[str], message: str) -> None:
