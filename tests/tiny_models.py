@@ -67,8 +67,30 @@ class TinyVL:
     def write(self, folder: Path) -> Path:
         shutil.copytree(_SHIPPED / "tiny_qwen2_5_vl", folder, dirs_exist_ok=True)
         if self.family != "qwen2_5_vl":
-            shutil.copytree(_HERE / f"tiny_{self.family}", folder, dirs_exist_ok=True)
+            shutil.copytree(_HERE / "tiny_qwen3_vl", folder, dirs_exist_ok=True)
+        if self.family in _LIKE_QWEN3_VL:
+            architecture, fields = _LIKE_QWEN3_VL[self.family]
+            config = json.loads((folder / "config.json").read_text())
+            config |= {"model_type": self.family, "architectures": [f"{architecture}ForConditionalGeneration"]}
+            config["text_config"] |= {"model_type": f"{self.family}_text", **fields}
+            config["vision_config"]["model_type"] = f"{self.family}_vision"
+            (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         return folder
+
+
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+_LINEAR = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), 32),
+}
+_LIKE_QWEN3_VL: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3_vl_moe": ("Qwen3VLMoe", _EXPERTS),
+    "qwen3_5": ("Qwen3_5", _LINEAR),
+    "qwen3_5_moe": ("Qwen3_5Moe", {**_LINEAR, **_EXPERTS, "shared_expert_intermediate_size": 64}),
+}
+"""Architecture and text_config of families that differ from Qwen3-VL in the language model."""
 
 
 def _sizes(config: TinyModel, vocab_size: int) -> dict[str, Any]:

@@ -45,11 +45,28 @@ def _deepseek_v3(shape: dict[str, Any]) -> Any:
     return lambda: DeepseekV3ForCausalLM(config)
 
 
+def _glm4_moe(shape: dict[str, Any]) -> Any:
+    from transformers import Glm4MoeConfig, Glm4MoeForCausalLM
+
+    experts = {"n_routed_experts": 8, "moe_intermediate_size": 48, "n_group": 1, "topk_group": 1, "n_shared_experts": 1}
+    config = Glm4MoeConfig(**shape, **_EXPERTS, **experts, first_k_dense_replace=1)
+    return lambda: Glm4MoeForCausalLM(config)
+
+
+def _granitemoe(shape: dict[str, Any]) -> Any:
+    from transformers import GraniteMoeConfig, GraniteMoeForCausalLM
+
+    config = GraniteMoeConfig(**{**shape, "intermediate_size": 64}, **_EXPERTS, num_local_experts=8)
+    return lambda: GraniteMoeForCausalLM(config)
+
+
 FAMILIES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "qwen3_moe": _qwen3_moe,
     "mixtral": _mixtral,
     "gpt_oss": _gpt_oss,
     "deepseek_v3": _deepseek_v3,
+    "glm4_moe": _glm4_moe,
+    "granitemoe": _granitemoe,
 }
 
 

@@ -1,4 +1,4 @@
-"""Positions of text and image tokens in three axes, as Qwen2.5-VL and Qwen3-VL rotate by (M-RoPE).
+"""Positions of text and image tokens in three axes, by which Qwen-VL rotates (M-RoPE).
 
     tokens    a  b  I  I  I  I  c         I: an image of 2 x 2 tokens that starts at position 2
     time      0  1  2  2  2  2  4

@@ -15,6 +15,21 @@ YARN_ONLY = ("beta_fast", "beta_slow", "attention_factor")
 """Keys of `RopeScalingConfig` that only YaRN has."""
 
 
+VISION_FAMILIES = ("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+"""Values of model_type in the config.json of vision-language models that can be trained."""
+
+
+def require_vision_family(family: str, source: str) -> None:
+    """Raise ConfigError for a vision-language model that cannot be trained."""
+    if family not in VISION_FAMILIES:
+        raise ConfigError(
+            "a vision-language model must be of a family whose image tokens and positions the trainer lays out: "
+            + ", ".join(VISION_FAMILIES),
+            seen=f"{family} in {source}",
+            action="choose another model.path, such as the family's text model",
+        )
+
+
 def _on_cpu(value: object) -> Callable[[object], object]:
     """Resolve `auto` without an accelerator; RunConfig resolves it earlier from cluster.accelerator."""
     return lambda given: value if given == "auto" else given

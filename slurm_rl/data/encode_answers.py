@@ -126,7 +126,7 @@ def refuse_what_nobody_sees(messages: list[Message], name: str, sees_images: boo
             raise DataError(
                 f"{name}: the model must support the content of the messages",
                 seen=f"a part of type {kind!r}",
-                action="for images choose a Qwen2.5-VL or Qwen3-VL with task=sft or dpo; else remove the row",
+                action="for images choose a Qwen2.5-VL, Qwen3-VL or Qwen3.5 with task=sft or dpo; else remove the row",
             )
 
 

@@ -169,7 +169,7 @@ def _expand_images(
                 raise DataError(
                     f"{row.name}: a prompt with images needs a vision-language model",
                     seen=f"{len(found)} images and a text-only model",
-                    action="set model.path to a Qwen2.5-VL or Qwen3-VL, or remove the images",
+                    action="set model.path to a Qwen2.5-VL, Qwen3-VL or Qwen3.5, or remove the images",
                 )
         return prompts
     # Most of the time goes into opening files, at once on a parallel file system.

@@ -18,14 +18,13 @@ from transformers import AutoConfig, AutoImageProcessor, PreTrainedConfig
 
 from slurm_rl.algorithms.mrope import build_rope_positions
 from slurm_rl.algorithms.sequences import ImageSpan, PackedBatch, TrainSequence
-from slurm_rl.config.model import ModelConfig
+from slurm_rl.config.model import ModelConfig, require_vision_family
 from slurm_rl.data.images import open_image
 from slurm_rl.errors import ConfigError, DataError, first_line
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-FAMILIES = ("qwen2_5_vl", "qwen3_vl")
 _CACHE_BYTES = 2 * 10**9
 """Pixels kept by one worker: those of a step's prompts, at most."""
 
@@ -128,12 +127,7 @@ def load_image_reader(model_folder: str | Path, config: ModelConfig) -> ImageRea
     architecture = AutoConfig.from_pretrained(model_folder, trust_remote_code=config.trust_remote_code)
     if not has_vision(architecture):
         return None
-    if architecture.model_type not in FAMILIES:
-        raise ConfigError(
-            f"a vision-language model must be of the family {' or '.join(FAMILIES)}",
-            seen=architecture.model_type,
-            action="choose another model.path",
-        )
+    require_vision_family(architecture.model_type, str(model_folder))
     merge_size = architecture.vision_config.spatial_merge_size
     return ImageReader(model_folder, config, merge_size, architecture.image_token_id)
 

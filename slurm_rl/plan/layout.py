@@ -49,9 +49,16 @@ def check_context(config: RunConfig, shape: ModelShape | None) -> None:
 
 
 def check_heads(config: RunConfig, shape: ModelShape | None) -> None:
-    """Raise ConfigError if vLLM's attention on CPU has no kernel for the model's head size."""
+    """Raise ConfigError if vLLM's attention on CPU has no kernel for the model's head size or number format."""
     size = shape.head_dim if shape else None
-    if config.has_engines and config.cluster.accelerator == "cpu" and size is not None and size not in CPU_HEAD_SIZES:
+    is_on_cpu = config.has_engines and config.cluster.accelerator == "cpu"
+    if is_on_cpu and shape is not None and shape.num_linear_layers and config.model.dtype != "bfloat16":
+        raise ConfigError(
+            "without a GPU vLLM computes linear attention (Qwen3-Next, Qwen3.5) in bfloat16 only",
+            seen=f"model.dtype={config.model.dtype}",
+            action="set model.dtype=bfloat16, or use a GPU",
+        )
+    if is_on_cpu and size is not None and size not in CPU_HEAD_SIZES:
         raise ConfigError(
             "without a GPU a rollout engine's attention heads must be of a size that vLLM has a kernel for: "
             + ", ".join(map(str, CPU_HEAD_SIZES)),

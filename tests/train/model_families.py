@@ -240,11 +240,16 @@ FAMILIES: dict[str, dict[str, Any]] = {
 """Model type of transformers -> config keys of its tiny model beyond the common shape."""
 
 
-def build_model(family: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """Build a random model of two layers, one of each kind if there are two; eager attention without sdpa."""
+def build_model(family: str, dtype: torch.dtype = torch.float32, **other: Any) -> PreTrainedModel:
+    """Build a random model of two layers, one of each kind if there are two; eager attention without sdpa.
+
+    Args:
+        other: config keys in place of the common ones, for families that have them.
+    """
     kind = CONFIG_MAPPING[family]
     known = vars(kind())
     fields = {name: value for name, value in _SHAPE.items() if name in known} | FAMILIES[family]
+    fields |= {name: value for name, value in other.items() if name in known}
     config = kind(**fields)
     torch.manual_seed(0)
     try:

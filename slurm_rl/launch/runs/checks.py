@@ -21,6 +21,7 @@ from slurm_rl.launch.runs.model_checks import (
     check_lora_targets,
     check_reward_model,
     check_same_model,
+    check_vision_family,
     check_weight_files,
 )
 from slurm_rl.launch.runs.model_shape import check_template, read_object, sees_images, uses_chat_template
@@ -164,6 +165,7 @@ def _check_model(config: RunConfig) -> None:
         if config.model.path is None and not (expand_user(source) / "config.json").is_file():
             raise ConfigError("model.from_config must be a folder with config.json", seen=source, action="fix the path")
         _check_pad_token(expand_user(source))
+    check_vision_family(config.model)
     check_lora_targets(config.model)
     check_same_model("model.init_from", config.model.init_from, config.model)
     check_same_model("critic.init_from", config.critic.init_from, config.model)
@@ -244,7 +246,7 @@ def _check_prompts(config: RunConfig, tell: Tell) -> None:
         raise ConfigError(
             "data with images needs a vision-language model",
             seen=f"{len(images)} images, data.image_key={config.data.image_key} and a text-only model",
-            action="set model.path to a Qwen2.5-VL or Qwen3-VL, or data.image_key=null and prompts without images",
+            action="set model.path to a Qwen2.5-VL, Qwen3-VL or Qwen3.5, or data.image_key=null and no images",
         )
     check_sources(images)
     if config.data.train != "addition" and not config.env.is_on:

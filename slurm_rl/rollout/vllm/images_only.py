@@ -20,6 +20,9 @@ _HALVES = "transformers.models.qwen2_vl.image_processing_{}qwen2_vl"
 _MODELS = {
     "Qwen2_5_VLForConditionalGeneration": "vllm.model_executor.models.qwen2_5_vl",
     "Qwen3VLForConditionalGeneration": "vllm.model_executor.models.qwen3_vl",
+    "Qwen3VLMoeForConditionalGeneration": "vllm.model_executor.models.qwen3_vl_moe",
+    "Qwen3_5ForConditionalGeneration": "vllm.model_executor.models.qwen3_5",
+    "Qwen3_5MoeForConditionalGeneration": "vllm.model_executor.models.qwen3_5",
 }
 
 

@@ -52,7 +52,7 @@ class PromptEncoder:
             raise DataError(
                 "data.image_key needs a vision-language model",
                 seen=f"{data.image_key!r} and {self.model_path}",
-                action="choose a Qwen2.5-VL or Qwen3-VL, or set data.image_key=null",
+                action="choose a Qwen2.5-VL, Qwen3-VL or Qwen3.5, or set data.image_key=null",
             )
         return encode_prompts(
             rows,
