@@ -18,10 +18,12 @@ def score(queries, prompts, labels):
 
 
 @pytest.mark.parametrize(
-    "families", [("qwen3",), pytest.param(("llama", "qwen2", "mistral"), marks=pytest.mark.slow)], ids="-".join
+    "families",
+    [("qwen3",), pytest.param(("llama", "qwen2", "mistral", "qwen2_5_vl"), marks=pytest.mark.slow)],
+    ids="-".join,
 )
 def test_engine_and_policy_agree_beyond_context(families: tuple[str, ...], tmp_path: Path) -> None:
-    """YaRN for Qwen3 and Llama, linear for Qwen2, LongRoPE for Mistral."""
+    """YaRN for Qwen3, Llama and Qwen2.5-VL, linear for Qwen2, LongRoPE for Mistral."""
     for family, found in run_script("rope_script", tmp_path, *families).items():
         assert found["longest"] > 100, "no completion passed the context of 64 tokens"
         assert found["scaled"] < 1e-5, family

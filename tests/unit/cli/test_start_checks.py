@@ -100,12 +100,15 @@ def test_start_checks_include_weights_adapters_and_reward_model(tmp_path: Path) 
     (tmp_path / "config").mkdir()
     for place in (folder, tmp_path / "config"):
         (place / "config.json").write_text(json.dumps(QWEN25_7B))
+    (tmp_path / "seeing").mkdir()
+    (tmp_path / "seeing" / "config.json").write_text(json.dumps({"vision_config": {}, "model_type": "llava"}))
     other = write_weights(tmp_path / "other", SHAPES)
     reward = write_reward_model(tmp_path, {"num_labels": 3})
     for words, says in (
         (["model=hf", f"model.path={tmp_path}/config", f"model.init_from={other}"], r"\[152064, 3584\].*\[9, 4\]"),
         (["model=hf", f"model.path={folder}", "+lora=attention"], "got k_proj, o_proj, .*choose from up, wqkv"),
         ([f"reward.model.path={reward}"], "one output; got 3"),
+        (["model=hf", f"model.path={tmp_path}/seeing"], "image tokens and positions.*qwen3_5.*got llava"),
     ):
         with pytest.raises(ConfigError, match=says) as caught:
             check_inputs(load_config(["+exp=demo", *words]), print)

@@ -110,6 +110,11 @@ def test_oversized_layout_is_refused_with_both_numbers(shape: ModelShape, words:
     ("words", "shape", "seen"),
     [
         (["model=hf", "model.path=/m"], dataclasses.replace(QWEN25_7B, head_dim=72), "heads of 72"),
+        (
+            ["model=hf", "model.path=/m"],
+            dataclasses.replace(QWEN25_7B, num_linear_layers=21),
+            "set model.dtype=bfloat16",
+        ),
     ],
 )
 def test_head_size_without_cpu_kernel_is_refused(words: list[str], shape: ModelShape | None, seen: str) -> None:
