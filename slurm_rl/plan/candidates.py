@@ -37,9 +37,9 @@ class Candidate:
         return self.is_split, self.tensor_parallel_size, self.config.policy.num_workers
 
     @property
-    def effort(self) -> tuple[int, bool]:
+    def effort(self) -> tuple[bool, int]:
         """Sort key: between layouts of the same speed the simpler one is taken."""
-        return self.tensor_parallel_size, self.config.policy.offload == "optimizer"
+        return self.config.policy.offload == "optimizer", self.tensor_parallel_size
 
     @property
     def is_split(self) -> bool:

@@ -205,7 +205,8 @@ def _place_on_gpus(demand: Demand) -> tuple[ActorPlan, ...]:
             + " rollout.num_engines groups of rollout.tensor_parallel_size GPUs, each on one node",
             seen=f"{sum(demand.gpus_by_node)} GPUs on {len(demand.nodes)} nodes, {num_workers} workers, "
             f"{max(num_engines, 1)} engines of {demand.tensor_parallel_size}, room for {len(engines)} engines",
-            action="lower policy.num_workers or rollout.num_engines, ask for more nodes, or set rollout.colocate=true",
+            action="lower policy.num_workers or rollout.num_engines, ask for more nodes, or set "
+            + ("rollout.max_off_policy_steps=0" if rollout.max_off_policy_steps else "rollout.colocate=true"),
         )
     slots = {"policy": policy, "critic": critics, "reference": references}
     workers = {
