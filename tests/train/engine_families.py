@@ -1,12 +1,13 @@
 """Compare vLLM's CPU build with the policy for tiny models of text families, before and after two weight syncs.
 
-python -m tests.train.engine_families FOLDER FAMILY...    writes FOLDER/found.json
+python -m tests.train.engine_families FOLDER FAMILY...    writes FOLDER/found.json and the last column of
+                                                          docs/reference/model-families.md
 """
 
+import csv
 import gc
 import json
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,12 @@ from slurm_rl.algorithms.sequences import TokenPrompt, TrainSequence
 from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig, RolloutConfig
 from slurm_rl.data.groups import SamplingSpec
+from slurm_rl.errors import first_line
 from slurm_rl.models.policy import PolicyEngine
 from slurm_rl.rollout.vllm.engine import VLLMEngine
 from slurm_rl.rollout.weights.weight_record import pack_weights
 from tests.tiny_models import TinyModel, build_character_tokenizer
-from tests.train.model_families import build_model
+from tests.train.model_families import ENGINES, EXACT, PAGE, build_model
 
 TINY = TinyModel(characters="".join(chr(0x4E00 + place) for place in range(62)), context_length=128)
 PROMPT = TokenPrompt(token_ids=[2 + (5 * place) % 60 for place in range(32)])
@@ -73,16 +75,37 @@ def compare(folder: Path, family: str) -> list[float]:
 
 
 def main(root: Path, families: list[str]) -> None:
-    results: dict[str, Any] = {}
+    results: dict[str, list[float] | str] = {}
     for family in families:
-        started = time.time()
         try:
             results[family] = compare(root / family, family)
-            results[family].append(time.time() - started)
         except Exception as error:
-            results[family] = f"{type(error).__name__}: {error}"[:600]
+            results[family] = f"{type(error).__name__}: {first_line(error)}"
         gc.collect()
         (root / "found.json").write_text(json.dumps(results, indent=1))
+        record(results)
+
+
+def record(results: dict[str, list[float] | str]) -> None:
+    """Write the results to the table and into the last column of the page."""
+    with ENGINES.open(encoding="utf-8", newline="") as file:
+        known = {row["family"]: row["result"] for row in csv.DictReader(file)}
+    known |= {family: describe(found) for family, found in results.items()}
+    with ENGINES.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows([("family", "result"), *sorted(known.items())])
+    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(lines):
+        family = line[2:].partition(" | ")[0]
+        if line.startswith("| ") and family in known:
+            lines[number] = line.rsplit(" | ", 1)[0] + f" | {known[family]} |"
+    PAGE.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def describe(found: list[float] | str) -> str:
+    """Return the cell: one value if all are exact."""
+    if isinstance(found, str):
+        return found.replace("|", "/")[:120]
+    return "exact" if max(found) < EXACT else ", ".join(f"{value:.1g}" for value in found)
 
 
 if __name__ == "__main__":

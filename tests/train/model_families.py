@@ -3,6 +3,8 @@
 python -m tests.train.model_families        writes docs/reference/model-families.md
 """
 
+import csv
+import importlib.util
 import math
 import tempfile
 from dataclasses import dataclass
@@ -15,11 +17,11 @@ import torch
 import transformers
 import yaml
 from torch import Tensor, nn
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 
 from slurm_rl.algorithms.packing import build_packed_batch
 from slurm_rl.algorithms.sequences import FloatArray, TrainSequence
-from slurm_rl.config.model import LoraConfig
+from slurm_rl.config.model import VISION_FAMILIES, LoraConfig
 from slurm_rl.errors import CheckpointError, ConfigError
 from slurm_rl.models.export import export_model
 from slurm_rl.models.forward import RowReader
@@ -121,6 +123,7 @@ def _distance(one: Tensor, other: Tensor) -> float:
 
 
 PAGE = Path(__file__).parents[2] / "docs/reference/model-families.md"
+ENGINES = Path(__file__).with_name("engine_families.csv")
 CPU = torch.device("cpu")
 VOCABULARY = 64
 EXACT = 1e-5
@@ -169,17 +172,19 @@ _MROPE = {
 }  # fmt: skip
 
 _PLAIN = """
-afmoe apertus arcee aria_text bert biogpt bitnet bloom cohere cohere2_moe cwm diffllama doge ernie4_5 exaone_moe
-falcon falcon_mamba flex_olmo gemma gemma4_unified_text glm glm4 gpt2 gpt_bigcode gpt_neox gpt_neox_japanese granite
-granite_swa granitemoe granitemoe_swa granitemoeshared helium hrm_text hunyuan_v1_dense hunyuan_v1_moe hy_v3 hy_v4
-hyperclovax jais2 laguna llama mamba mellum mimo_v2_flash minimax_m2 ministral ministral3 mistral mixtral
-modernbert-decoder mpt nanochat nemotron olmo olmo2 olmo_hybrid olmoe openai-gpt opt persimmon phi phi3 phimoe qwen2
-qwen2_moe qwen3 qwen3_moe roberta rwkv seed_oss smollm3 solar_open stablelm starcoder2 xglm
+afmoe apertus arcee aria_text bert biogpt bitnet bloom cohere cohere2_moe ctrl cwm deepseek_v4 diffllama doge ernie4_5
+exaone_moe falcon falcon_mamba flex_olmo gemma gemma4_unified_text glm glm4 gpt2 gpt-sw3 gpt_bigcode gpt_neox
+gpt_neox_japanese granite granite_swa granitemoe granitemoe_swa granitemoeshared helium hrm_text hunyuan_v1_dense
+hunyuan_v1_moe hy_v3 hy_v4 hyperclovax inkling_text jais2 laguna llama mamba mellum mimo_v2_flash minimax_m2
+minimax_m3_vl_text ministral ministral3 mistral mixtral modernbert-decoder mpt nanochat nemotron olmo olmo2
+olmo_hybrid olmoe openai-gpt opt persimmon phi phi3 phimoe qwen2 qwen2_moe qwen3 qwen3_moe roberta rwkv seed_oss
+smollm3 solar_open stablelm starcoder2 xglm
 """
 """Families that need no keys beyond the common shape."""
 FAMILIES: dict[str, dict[str, Any]] = {
     **{family: {} for family in _PLAIN.split()},
     "axk1": {**_MLA, "n_group": 1},
+    "axk2": {**_MLA, "n_group": 1},
     "bamba": {**_MAMBA, "attn_layer_indices": [1]},
     "codegen": {"rotary_dim": 4},
     "cohere2": _SLIDING,
@@ -215,12 +220,30 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "use_mamba_kernels": False,
     },
     "jetmoe": {"kv_channels": 8},
+    "kimi_linear": {
+        **_LINEAR,
+        "qk_rope_head_dim": 4,
+        "linear_head_dim": 8,
+        "linear_num_heads": 4,
+        "num_key_value_heads": 4,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    },
     "lfm2": {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
     "llama4_text": {
         "layer_types": ["chunked_attention", "full_attention"],
         "moe_layers": [1],
         "interleave_moe_layer_step": 1,
+    },
+    "longcat_flash": {
+        "qk_rope_head_dim": 4,
+        "head_dim": 4,
+        "num_key_value_heads": 4,
+        "ffn_hidden_size": 64,
+        "expert_ffn_hidden_size": 16,
+        "moe_topk": 2,
+        "zero_expert_num": 2,
     },
     "mamba2": {"num_heads": 8, "head_dim": 8, "n_groups": 2, "expand": 2},
     "minicpm3": _MLA,
@@ -232,9 +255,23 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3_5_moe_text": {**_LINEAR, **_MROPE},
     "qwen3_5_text": {**_LINEAR, **_MROPE},
     "qwen3_next": _LINEAR,
+    "qwen4_exp_text": {
+        **_LINEAR,
+        **_MROPE,
+        "ngram_vocab_size_base": 64,
+        "split_ngram_parts": 2,
+        "hc_lowrank": 8,
+        "ple_embed_dim": 32,
+        "indexer_n_heads": 2,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 8,
+        "indexer_budget": 128,
+        "indexer_compress_ratio": 1,
+    },
     "recurrent_gemma": {"block_types": ["recurrent", "attention"], "lru_width": 32},
     "vaultgemma": _SLIDING,
     "youtu": _MLA,
+    "zamba2": {"layers_block_type": ["mamba", "hybrid"], "n_mamba_heads": 8},
     "zaya": {"num_experts_per_tok": 1},
 }  # fmt: skip
 """Model type of transformers -> config keys of its tiny model beyond the common shape."""
@@ -342,15 +379,39 @@ def render_page(findings: dict[str, Finding], adapted: dict[str, list[LoraFindin
     """Return the page of documentation."""
     lines = [
         f"| {family} | {found.rows} | {_render_error(found.if_packed)} | {_render_error(found.as_chosen)} | "
-        f"{' | '.join(map(render_share, adapted[family]))} |"
+        f"{' | '.join(map(render_share, adapted[family]))} | {render_engine(family)} |"
         for family, found in sorted(findings.items())
     ]
     counts = {
         rows: sum(found.rows == rows for found in findings.values()) for rows in ("packed", "one a row", "refused")
     }
+    text, vision = list_types(AutoModelForCausalLM), list_types(AutoModelForImageTextToText)
     return _PAGE.format(
-        version=transformers.__version__, table="\n".join(lines), **{k.replace(" ", "_"): v for k, v in counts.items()}
+        version=transformers.__version__,
+        table="\n".join(lines),
+        others=", ".join(sorted(text - FAMILIES.keys() - vision)),
+        seen=", ".join(VISION_FAMILIES),
+        unseen=", ".join(sorted(vision - set(VISION_FAMILIES))),
+        **{k.replace(" ", "_"): v for k, v in counts.items()},
     )
+
+
+def list_types(auto: Any) -> set[str]:
+    """Return the model types of one of transformers' Auto classes."""
+    return {name for name in CONFIG_MAPPING if CONFIG_MAPPING[name] in auto._model_mapping}
+
+
+def render_engine(family: str) -> str:
+    """Return the cell of the comparison with vLLM, which tests/train/engine_families.py makes."""
+    with ENGINES.open(encoding="utf-8", newline="") as file:
+        found = {row["family"]: row for row in csv.DictReader(file)}.get(family)
+    if found is not None:
+        return found["result"]
+    classes = AutoModelForCausalLM._model_mapping[CONFIG_MAPPING[family]]
+    spec = importlib.util.find_spec("vllm")
+    assert spec is not None and spec.origin is not None
+    registry = (Path(spec.origin).parent / "model_executor/models/registry.py").read_text(encoding="utf-8")
+    return "not compared" if f'"{classes.__name__}"' in registry else "not in vLLM"
 
 
 def render_share(found: LoraFinding) -> str:
@@ -381,9 +442,26 @@ The table has one tiny random model per family, built from its config, with `mod
 otherwise `eager`: {packed} packed, {one_a_row} one a row, {refused} refused. Errors are the largest difference of a
 logprob from the model's own forward pass on each separate sequence, in nats; *exact* is below 1e-5 in float32.
 
-| model type | rows | error if packed | error as chosen | +lora=all_linear | +lora=attention |
-| --- | --- | --- | --- | --- | --- |
+| model type | rows | error if packed | error as chosen | +lora=all_linear | +lora=attention | engine |
+| --- | --- | --- | --- | --- | --- | --- |
 {table}
+
+A family with rows is trained by task=sft and dpo, and by task=rm if transformers has its classifier. task=grpo also
+needs the family in vLLM; the column *engine*, written by `python -m tests.train.engine_families`, is the largest
+difference of a logprob between vLLM's CPU build and the policy on sampled tokens, as loaded and after two weight
+syncs; *exact* is below 1e-5 in float32. Families with linear attention are compared in bfloat16, the only format of
+vLLM's CPU kernel, so `plan` refuses them on CPU in float32. *not in vLLM*: vLLM has no class of its own; *not
+compared*: the weight sync compares policy and engine in the run, before the first sample.
+
+transformers also lists these types as causal language models; they are encoders, encoder-decoders, speech and music
+models, or build no tiny model: {others}.
+
+## Vision
+
+Trained with images by task=sft, dpo and grpo; tests/train/test_engine_vision.py compares each with transformers, and
+tests/train/test_vision_engines.py with vLLM: {seen}.
+
+Refused by `plan`, since the trainer does not lay out their image tokens and positions: {unseen}.
 
 ## LoRA
 
