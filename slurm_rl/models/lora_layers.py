@@ -68,7 +68,9 @@ def _is_linear(module: nn.Module) -> bool:
 
 
 def _is_read_directly(modules: dict[str, Any], name: str) -> bool:
-    """Return whether a state-space mixer passes this layer's weight to its kernel, which bypasses an adapter."""
+    """Return whether a state-space mixer or LongCat's router reads this layer's weight, which bypasses an adapter."""
+    if name.endswith(".router.classifier"):
+        return True
     mixer = modules[name.rpartition(".")[0]]
     return hasattr(mixer, "A_log") and hasattr(mixer, "D") and _last(name) != "in_proj"
 
