@@ -31,7 +31,7 @@ on_slurm_of = $(BIN)/python -m tests.slurm.cluster on $(1) $(BIN)/python -m pyte
 # starts first, so that no core is idle at the end.
 REST := $(filter-out $(CLUSTERS) tests/train tests/examples %.py %__pycache__,$(wildcard tests/*)) tests/train/test_run.py tests/examples tests/train
 
-.PHONY: demo test test-clusters test-rest check unit test-all gpu test-gpu lock check-locks clean
+.PHONY: demo test test-clusters test-rest check unit test-all gpu test-gpu fake-gpu build-fake-gpu lock check-locks clean
 
 demo: $(VENV)/.cpu
 	$(BIN)/python -m slurm_rl
@@ -105,6 +105,14 @@ test-gpu: $(VENV)/.gpu
 $(VENV)/.gpu: pyproject.toml $(GPU_LOCKS)
 	$(call install,$(GPU_LOCKS))
 	touch $@
+
+# Build a CUDA machine without GPUs in the environment of make gpu (tests/fake_gpu). Example, which takes the whole way of a
+# user with two GPUs: .venv-gpu/bin/python -m tests.fake_gpu run --gpus 2 make gpu
+fake-gpu:
+	$(MAKE) --no-print-directory VENV=$(GPU_VENV) build-fake-gpu
+
+build-fake-gpu: $(VENV)/.gpu
+	$(BIN)/python -m tests.fake_gpu.build
 
 # Write the locks; for CPU from the installed packages. Run it after a change of pyproject.toml.
 lock: $(VENV)/.dev

@@ -1,0 +1,155 @@
+"""Programs that run on a fake machine: `python -m tests.fake_gpu.programs <name>`."""
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import torch
+
+
+def used_mib() -> list[int]:
+    """Return the memory in use of each device by nvidia-smi."""
+    text = subprocess.run(["nvidia-smi", "-q"], capture_output=True, text=True, check=True).stdout
+    parts = text.split("FB Memory Usage")[1:]
+    return [int(part.split("Used")[1].split()[1]) for part in parts]
+
+
+def see_devices() -> None:
+    x = torch.ones(64 * 2**20, dtype=torch.uint8, device="cuda")
+    print(torch.cuda.device_count(), torch.cuda.get_device_capability(), torch.cuda.get_device_name(), used_mib())
+    assert int(x.sum()) == 64 * 2**20
+
+
+def run_out_of_memory() -> None:
+    """Two processes share the memory of a device."""
+    import torch.multiprocessing as mp
+
+    context = mp.get_context("spawn")
+    took, done = context.Event(), context.Event()
+    process = context.Process(target=_take_half, args=(took, done))
+    process.start()
+    assert took.wait(120)
+    free, total = torch.cuda.mem_get_info()
+    try:
+        torch.empty(total * 6 // 10, dtype=torch.uint8, device="cuda")
+    except torch.OutOfMemoryError:
+        print("out of memory", round(free / total, 1))
+    done.set()
+    process.join(60)
+    print(torch.empty(total * 6 // 10, dtype=torch.uint8, device="cuda").numel() == total * 6 // 10)
+
+
+def _take_half(took: Any, done: Any) -> None:
+    held = torch.empty(torch.cuda.mem_get_info()[1] // 2, dtype=torch.uint8, device="cuda")
+    took.set()
+    done.wait(120)
+    del held
+
+
+def share_by_handle() -> None:
+    import torch.multiprocessing as mp
+
+    context = mp.get_context("spawn")
+    there, back = context.Queue(), context.Queue()
+    process = context.Process(target=_double, args=(there, back))
+    process.start()
+    own = torch.arange(1000, device="cuda:1")
+    there.put(own)
+    assert back.get(timeout=120) == 499500
+    print(torch.equal(own.cpu(), torch.arange(1000) * 2))
+    there.put(None)
+    process.join(60)
+
+
+def _double(there: Any, back: Any) -> None:
+    shared = there.get(timeout=120)
+    total = int(shared.sum())
+    shared.mul_(2)
+    back.put(total)
+    there.get(timeout=120)
+
+
+def replay_graph() -> None:
+    x, counter = torch.zeros(4, device="cuda"), torch.zeros(1, dtype=torch.int64, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = (x * 2 + 1).relu().cumsum(0)
+        counter += 1
+    before = int(counter)
+    for value in (1.0, 5.0):
+        x.fill_(value)
+        graph.replay()
+        assert torch.equal(y.cpu(), (torch.full((4,), value) * 2 + 1).cumsum(0))
+    print(int(counter) - before)
+
+
+def sleep_and_wake() -> None:
+    from vllm.device_allocator.cumem import CuMemAllocator
+
+    allocator = CuMemAllocator.get_instance()
+    with allocator.use_memory_pool(tag="weights"):
+        kept = torch.arange(32 * 2**20, dtype=torch.int32, device="cuda")
+    with allocator.use_memory_pool(tag="kv_cache"):
+        lost = torch.ones(32 * 2**20, dtype=torch.int32, device="cuda")
+    awake = used_mib()[0]
+    allocator.sleep(offload_tags=("weights",))
+    asleep = used_mib()[0]
+    allocator.wake_up()
+    print(awake - asleep, torch.equal(kept.cpu(), torch.arange(32 * 2**20, dtype=torch.int32)), int(lost.sum()))
+
+
+def restore_draws() -> None:
+    torch.cuda.manual_seed(3)
+    torch.rand(2, device="cuda")
+    state = torch.cuda.get_rng_state()
+    first, second = torch.rand(8, device="cuda"), torch.rand(8, device="cuda")
+    torch.cuda.set_rng_state(state)
+    print(torch.equal(first, torch.rand(8, device="cuda")), torch.equal(first, second))
+
+
+def launch_unknown_kernel() -> None:
+    torch.cuda._sleep(1)
+
+
+def communicate() -> None:
+    """Under torchrun."""
+    import torch.distributed as dist
+
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    torch.cuda.set_device(rank)
+    device = torch.device("cuda", rank)
+    dist.init_process_group("nccl", device_id=device)
+    large = torch.full((1_000_003,), float(rank + 1), device=device)
+    dist.all_reduce(large)
+    assert bool(large.eq(size * (size + 1) / 2).all())
+    half = torch.full((5,), float(rank + 1), device=device, dtype=torch.bfloat16)
+    dist.all_reduce(half, op=dist.ReduceOp.AVG)
+    assert float(half[0]) == (size + 1) / 2
+    gathered = torch.empty(size, 3, device=device)
+    dist.all_gather_into_tensor(gathered, torch.full((1, 3), float(rank), device=device))
+    assert gathered[:, 0].tolist() == list(range(size))
+    sent = torch.arange(300_000, device=device) * (rank == 1)
+    dist.broadcast(sent, 1)
+    assert int(sent[-1]) == 299_999
+    part = torch.empty(4, device=device)
+    dist.reduce_scatter_tensor(part, torch.arange(4.0 * size, device=device))
+    assert part.tolist() == [size * (4 * rank + index) for index in range(4)]
+    swapped = torch.empty(size, device=device)
+    dist.all_to_all_single(swapped, torch.arange(float(size), device=device) + 10 * rank)
+    assert swapped.tolist() == [rank + 10 * index for index in range(size)]
+    right, left = (rank + 1) % size, (rank - 1) % size
+    received = torch.empty(900_000, device=device)
+    calls = [dist.P2POp(dist.isend, torch.full((900_000,), float(rank), device=device), right)]
+    for work in dist.batch_isend_irecv([*calls, dist.P2POp(dist.irecv, received, left)]):
+        work.wait()
+    assert bool(received.eq(left).all())
+    pair = dist.new_group([0, 1])
+    dist.all_reduce(half, group=pair)
+    if rank == 0:
+        print("all collectives agree")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]]()

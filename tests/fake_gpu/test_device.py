@@ -1,0 +1,63 @@
+"""The fake device itself, in the environment of `make fake-gpu`; without one these tests are skipped."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.lock import ROOT
+
+PYTHON = Path(os.environ.get("GPU_VENV", ROOT / ".venv-gpu"), "bin/python")
+IS_BUILT = (PYTHON.parents[1] / "fake_gpu/libcudart.so.13").exists()
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not IS_BUILT, reason="`make fake-gpu` has not built it (9 GB of packages; GPU_VENV names it)"),
+]
+
+
+def run(name: str, *machine: str, launcher: tuple[str, ...] = (), **environ: str) -> tuple[int, str]:
+    """Return exit status and output of a program of programs.py on a fake machine."""
+    argv = [PYTHON, "-m", "tests.fake_gpu", "run", *machine, PYTHON, *launcher, "-m", "tests.fake_gpu.programs", name]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), **environ}
+    done = subprocess.run(argv, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=600)
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("run_out_of_memory", "out of memory 0.4\nTrue"),
+        ("share_by_handle", "True"),
+        ("replay_graph", "2"),
+        ("sleep_and_wake", "256 True"),
+        ("restore_draws", "True False"),
+    ],
+)
+def test_device_acts_like_gpu(name: str, words: str) -> None:
+    status, output = run(name, "--gpus", "2", "--mem-gb", "8")
+    assert status == 0 and words in output, output
+
+
+def test_device_follows_profile_and_mask() -> None:
+    status, output = run("see_devices", "--gpus", "2", "--profile", "a100", CUDA_VISIBLE_DEVICES="1")
+    assert status == 0 and "1 (8, 0) NVIDIA A100-SXM4-80GB [0, 584]" in output, output
+
+
+def test_collectives_move_bytes_between_processes() -> None:
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3")
+    status, output = run("communicate", "--gpus", "3", launcher=launcher)
+    assert status == 0 and "all collectives agree" in output, output
+
+
+def test_unknown_kernel_fails_with_its_name() -> None:
+    status, output = run("launch_unknown_kernel")
+    assert status != 0 and "the fake GPU does not implement" in output and "spin_kernel" in output, output
+
+
+def test_machine_ends_without_description() -> None:
+    device = PYTHON.parents[1] / "fake_gpu/libcudart.so.13"
+    environ = {"LD_PRELOAD": str(device), "FAKE_GPU": "/nowhere", "PATH": os.environ["PATH"]}
+    words = ["import ctypes, sys; ctypes.CDLL(sys.argv[1]).cuDeviceGetCount(ctypes.byref(ctypes.c_int()))", str(device)]
+    done = subprocess.run([PYTHON, "-S", "-c", *words], env=environ, capture_output=True, text=True)
+    assert done.returncode == 2 and "FAKE_GPU must name the folder of a machine" in done.stderr

@@ -1,0 +1,37 @@
+"""A run on fake GPUs computes what the same run computes on a CPU, in float32."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fake_gpu.test_device import PYTHON, pytestmark  # noqa: F401  (the same environment)
+from tests.lock import ROOT
+from tests.whole_run import exact_rows
+
+SFT = ("+exp=sft_tiny", "supervised.max_steps=4", "supervised.batch_size=32", "data.num_eval=40", "model.dtype=float32")
+
+
+def run(python: Path | str, machine: Sequence[str], folder: Path, words: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the metrics of a run; on CPU without a machine."""
+    device = [str(PYTHON), "-m", "tests.fake_gpu", "run", *machine] if machine else []
+    argv = [*device, str(python), "-m", "slurm_rl", *words, f"run_dir={folder}", "logging.wandb.mode=disabled"]
+    environ = {**os.environ, "XDG_STATE_HOME": str(folder.parent / "state"), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(argv, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-6000:]
+    if machine:
+        assert f"{machine[1]} x NVIDIA H100 80GB HBM3" in done.stdout, done.stdout
+    return exact_rows(folder)
+
+
+def test_sft_on_two_fake_gpus_equals_cpu(tmp_path: Path) -> None:
+    on_cpu = run(sys.executable, (), tmp_path / "cpu", SFT)
+    on_gpus = run(PYTHON, ("--gpus", "2"), tmp_path / "gpus", SFT)
+    assert len(on_cpu) == len(on_gpus) == 6
+    for one, other in zip(on_cpu, on_gpus, strict=True):
+        assert other.pop("stage") == one.pop("stage")
+        assert other == pytest.approx(one, rel=1e-5)
