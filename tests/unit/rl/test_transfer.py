@@ -25,6 +25,9 @@ class Engine:
     def __init__(self, said: list[Any], checksums: Sequence[str] = ("sum",)) -> None:
         self.said, self.checksums = said, list(checksums)
 
+    def ready(self) -> bool:
+        return True
+
     def call_workers(self, method: str, arguments: Any) -> None:
         self.said.append((method, arguments))
 
@@ -43,15 +46,15 @@ class Policy:
     def open_sender(self, *args: Any) -> None:
         self.said.append(("open", args[0], *args[2:]))
 
-    def send_weights(self, probe: TokenPrompt, *confirmed: HeldWeights) -> SentWeights:
-        self.said.append(("send", *(held.version for held in confirmed)))
+    def send_weights(self, probe: TokenPrompt, *awaited: HeldWeights | bool) -> SentWeights:
+        self.said.append(("send", *(one if isinstance(one, bool) else one.version for one in awaited)))
         return SentWeights("sum", [-1.0] * (len(probe.token_ids) - 1))
 
 
-def build_sync(said: list[Any], sizes: list[int], **lies: Any) -> WeightSync:
+def build_sync(said: list[Any], sizes: list[int], *, in_order: bool = False, **lies: Any) -> WeightSync:
     cluster: Any = FakeCluster()
     policy, engines = actors_of("policy", Policy(said), Policy(said)), actors_of("rollout", Engine(said, **lies))
-    transport = Direct(WorkerGroup(cluster, policy, 64, 1, "policy"), engines, sizes, "nccl")
+    transport = Direct(WorkerGroup(cluster, policy, 64, 1, "policy"), engines, sizes, "nccl", in_order=in_order)
     transport.open()
     return WeightSync(cluster, transport, engines, probe=TokenPrompt(token_ids=[1, 2]), tolerance=1e-3, timeout_s=1)
 
@@ -76,6 +79,15 @@ def test_push_sends_after_last_version_is_confirmed() -> None:
     assert said == [opened, opened, ("send",), ("send",), ("confirm", 7, "sum")]
     sync.push(8)
     assert said[5:] == [("send", 7), ("send", 7), ("confirm", 8, "sum")], "nothing is sent before it was confirmed"
+
+
+def test_push_waits_for_engines_that_execute_calls_in_order() -> None:
+    """Ray starts the policy's call when the engine's earlier calls, such as a batch, are done."""
+    said: list[Any] = []
+    sync = build_sync(said, [1], in_order=True)
+    sync.push(7)
+    sync.push(8)
+    assert [one for one in said if one[0] == "send"] == [("send", True)] * 2 + [("send", 7, True)] * 2
 
 
 @pytest.mark.parametrize(("checksums", "passes"), [(["sum", "sum"], True), (["sum", "other"], False), ([], False)])
