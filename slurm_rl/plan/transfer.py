@@ -49,8 +49,13 @@ def choose_transfer(config: RunConfig, actors: Sequence[ActorPlan]) -> tuple[str
 
 
 def check_store(config: RunConfig, shape: ModelShape | None, actors: Sequence[ActorPlan]) -> None:
-    """Raise ConfigError if new weights go through an object store that is too small for them."""
+    """Raise ConfigError if new weights of a policy on GPUs go through an object store that is too small for them.
+
+    On CPU, where models are small, Ray may spill them to disk.
+    """
     if shape is None or config.model.lora is not None or not config.has_engines or config.eval.only:
+        return
+    if config.cluster.accelerator == "cpu":
         return
     size, store = shape.num_parameters * bytes_per_value(config) / GB, config.ray.object_store_gb
     if choose_transfer(config, actors)[0] == "ray" and size > store:
