@@ -98,10 +98,15 @@ def train(run_dir: Path, *extra: str, base: Sequence[str] = OVERRIDES) -> list[d
 
 
 def wait_for(
-    is_true: Callable[[], bool], what: str, process: subprocess.Popen[Any] | None = None, *, pause_s: float = 0.02
+    is_true: Callable[[], bool],
+    what: str,
+    process: subprocess.Popen[Any] | None = None,
+    *,
+    pause_s: float = 0.02,
+    timeout_s: float = 600,
 ) -> None:
-    """Wait until `is_true`; fail after ten minutes, or when the process has ended before."""
-    deadline = time.monotonic() + 600
+    """Wait until `is_true`; fail after `timeout_s`, or when the process has ended before."""
+    deadline = time.monotonic() + timeout_s
     while not is_true():
         assert process is None or process.poll() is None, process.communicate()[0]
         assert time.monotonic() < deadline, what

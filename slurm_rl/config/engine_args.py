@@ -1,13 +1,13 @@
-"""Arguments of vLLM's engine that are allowed in `rollout.engine_args`."""
+"""Arguments of vLLM that are allowed in `rollout.engine_args` and `reward.judge.server.vllm_args`."""
 
 import ast
-import difflib
 import functools
 import importlib.util
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Final
 
-from slurm_rl.errors import ConfigError
+from slurm_rl.errors import ConfigError, find_near
 
 # Arguments that the rollout engine sets or the plan does not support -> the key that controls them.
 OURS = {
@@ -49,33 +49,45 @@ def check_not_ours(names: Iterable[str]) -> None:
             )
 
 
-def check_engine_args(names: Iterable[str]) -> None:
+ENGINE: Final = {"vllm/engine/arg_utils.py": ("EngineArgs",)}
+"""Files of vLLM with the classes whose fields are arguments of an engine."""
+SERVER: Final = {**ENGINE, "vllm/entrypoints/launchers/cli_args.py": ("BaseFrontendArgs", "FrontendArgs")}
+"""Likewise for `vllm serve`."""
+
+
+def check_engine_args(
+    names: Iterable[str], key: str = "rollout.engine_args", sources: Mapping[str, tuple[str, ...]] = ENGINE
+) -> None:
     """Look up the arguments in the source of an installed vLLM, since importing it takes 20 s.
 
     Raises:
         ConfigError: the installed vLLM lacks the argument; names the nearest.
     """
     wanted = list(names)
-    known = read_engine_args() if wanted else ()
+    known = [name for file, classes in sources.items() for name in read_fields(file, classes)] if wanted else []
     for name in wanted:
         if known and name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
+            near = find_near(name, known)
             raise ConfigError(
-                "rollout.engine_args must name fields of vLLM's EngineArgs",
+                f"{key} must name fields of vLLM's {' or '.join(one for names in sources.values() for one in names)}",
                 seen=name,
-                action=f"did you mean {near[0]}?" if near else "see vllm/engine/arg_utils.py of the installed vLLM",
+                action=f"did you mean {near}?" if near else f"see {', '.join(sources)} where vLLM is installed",
             )
 
 
 @functools.cache
-def read_engine_args() -> tuple[str, ...]:
-    """Return the fields of the installed vLLM's EngineArgs; empty without vLLM."""
+def read_fields(file: str, classes: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the fields of classes of the installed vLLM; empty without vLLM."""
     found = importlib.util.find_spec("vllm")  # imports nothing for a top-level name
     if found is None or found.origin is None:
         return ()
-    source = Path(found.origin).parent / "engine" / "arg_utils.py"
+    source = Path(found.origin).parents[1] / file
     if not source.is_file():
         return ()
-    classes = [node for node in ast.parse(source.read_text(encoding="utf-8")).body if isinstance(node, ast.ClassDef)]
-    fields = next((node.body for node in classes if node.name == "EngineArgs"), [])
-    return tuple(n.target.id for n in fields if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name))
+    bodies = [
+        node.body
+        for node in ast.parse(source.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef) and node.name in classes
+    ]
+    fields = [one.target for body in bodies for one in body if isinstance(one, ast.AnnAssign)]
+    return tuple(target.id for target in fields if isinstance(target, ast.Name))

@@ -3,6 +3,8 @@
 import os
 import random
 import signal
+import string
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from slurm_rl.plugins.judge.server import KEY
 from slurm_rl.run_dir.event_text import read_events
 from slurm_rl.run_dir.jsonl import read_rows
 from slurm_rl.run_dir.run_dir import RunDir
-from tests.tiny_models import TinyModel
+from tests.tiny_models import SMALL
 from tests.train.test_run import has_rows, kill_driver_when
 from tests.unit.plugins.judge.api_kit import Answer, serve_api
 from tests.whole_run import (
@@ -26,7 +28,7 @@ from tests.whole_run import (
     wait_for,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(6000)]
 
 
 def test_resumed_run_repeats_random_verdicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,24 +57,26 @@ def test_run_with_own_server_survives_its_death_and_resumes(tmp_path: Path) -> N
     """The judge is a random model that vLLM serves in the job; each reply ends after its first digit."""
     run, prompt = tmp_path / "run", tmp_path / "judge.txt"
     template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
-    model = TinyModel(chat_template=template, hidden_size=64, num_layers=2, num_heads=2, num_kv_heads=1)
+    # vLLM renders a message of its own at its start, so the tokenizer must know all letters.
+    model = replace(SMALL, characters=string.printable, chat_template=template)
     prompt.write_text("{question}{completion}=")
     words = [f"prompt={prompt}", "range=[0,9]", "weight=0.5", "price_output=100"]
-    words += [f"server.model={model.write(tmp_path / 'judge')}", "server.start_timeout_s=600"]
+    words += [f"server.model={model.write(tmp_path / 'judge')}", "server.start_timeout_s=1800"]
     request = "max_tokens: 4, allowed_token_ids: [2,3,4,5,6,7,8,9,10,11], include_stop_str_in_output: true"
-    words += [f"request={{{request}, stop: ['0','1','2','3','4','5','6','7','8','9']}}"]
-    words += ["server.vllm_args={load_format: dummy, kv_cache_memory_bytes: 67108864}"]
-    process = start_run(run, *(f"reward.judge.{word}" for word in words))
-    wait_for(lambda: has_rows(run, 42), "no step", process)
+    tables = [f"request={{{request}, stop: ['0','1','2','3','4','5','6','7','8','9']}}"]
+    tables += ["server.vllm_args={load_format: dummy, kv_cache_memory_bytes: 67108864}"]
+    process = start_run(run, *(f"reward.judge.{word}" for word in words), *(f"+reward.judge.{word}" for word in tables))
+    wait_for(lambda: has_rows(run, 42), "no step", process, timeout_s=1800)
     server = events_of(run, "reward/service_up")[-1]["pid"]
     variables = Path(f"/proc/{server}/environ").read_bytes().split(b"\0")
     [key] = [one.partition(b"=")[2].decode() for one in variables if one.startswith(KEY.encode())]
     assert key not in command_line(server)
     os.kill(server, signal.SIGKILL)
+    wait_for(lambda: has_rows(run, 43), "no step after the server's death", process, timeout_s=1800)
     # Step 43 has a row and no checkpoint.
     kill_driver_when(process, run, lambda: has_rows(run, 44))
     before = stage_rows(run)
-    finish(start_run(run, verb="resume"), timeout_s=1200)
+    finish(start_run(run, verb="resume"), timeout_s=2400)
     after = stage_rows(run)
     assert after[: len(before)] == before and len(after) == 6
     assert [event["service"] for event in events_of(run, "reward/service_died")] == ["judge"]

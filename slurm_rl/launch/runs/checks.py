@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from slurm_rl.config.engine_args import check_engine_args
+from slurm_rl.config.engine_args import SERVER, check_engine_args
 from slurm_rl.config.paths import expand_user
 from slurm_rl.config.run import RunConfig
 from slurm_rl.config.sources import each_set, each_source
@@ -85,8 +85,13 @@ def _checks_of_inputs(
 
         checks.append(check_local_files)
     if config.cluster.python is None and config.container.image is None:  # this Python is the trainer's
-        checks = [_check_checkpoint_url, lambda config: check_engine_args(config.rollout.engine_args), *checks]
+        checks = [_check_checkpoint_url, _check_vllm_args, *checks]
     return [*after, schedules, *(functools.partial(check, config) for check in checks), *functions]
+
+
+def _check_vllm_args(config: RunConfig) -> None:
+    check_engine_args(config.rollout.engine_args)
+    check_engine_args(config.reward.judge.server.vllm_args, "reward.judge.server.vllm_args", SERVER)
 
 
 def _raise_all(checks: Sequence[Callable[[], None]]) -> None:

@@ -178,6 +178,7 @@ class JudgeScorer:
         finally:
             for task in tasks:
                 task.cancel()
+            await asyncio.gather(scored, *tasks, return_exceptions=True)
 
     async def _score(self, item: RewardItem) -> RewardResult:
         prompt = render_prompt(self._config.prompt, item)
