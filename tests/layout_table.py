@@ -2,10 +2,12 @@
 
     python -m tests.layout_table            layouts, memory and estimated speed
     python -m tests.layout_table published  estimates beside numbers that other trainers have published
+    python -m tests.layout_table write      both, into docs/reference/layouts.md
 
 4,096 tokens a sequence, 64 prompts x 32 completions a step, synchronous.
 """
 
+import re
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -15,6 +17,7 @@ from slurm_rl.errors import ConfigError
 from slurm_rl.plan.build_plan import SubmitFacts, build_plan
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.known_models import find_known
+from tests.lock import ROOT
 
 MODELS = (
     *("Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-1.5B", "Qwen/Qwen3-4B", "Qwen/Qwen2.5-7B", "Qwen/Qwen3-8B", "Qwen/Qwen3-32B"),
@@ -22,6 +25,7 @@ MODELS = (
 )
 SIZES = {1: (1, 1), 8: (1, 8), 16: (2, 8), 32: (4, 8), 128: (16, 8)}
 BATCH = ("data.max_prompt_tokens=512", "rollout.max_tokens=3584", "trainer.prompts_per_step=64")
+PAGE = ROOT / "docs/reference/layouts.md"
 NEMO = "NeMo-RL 0.6, docs/about/performance-summary.md"
 VERL = "verl, docs/advance/fully_async.md"
 WIDE = ("trainer.prompts_per_step=512", "algorithm.group_size=16", "trainer.num_minibatches=4")
@@ -60,27 +64,39 @@ def describe(plan: JobPlan) -> str:
     return f"{sizes} | {memory} | {room} | {step.tokens_per_s:,.0f}, {step.tokens_per_s / step.num_gpus:,.0f}"
 
 
-def list_layouts() -> None:
-    print("| model | GPUs | policy GPUs, engines x GPUs | GB in train / sample | sequences at once | tokens/s, a GPU |")
-    print("|---|---|---|---|---|---|")
+def list_layouts() -> str:
+    lines = ["| model | GPUs | policy GPUs, engines | GB in train / sample | sequences at once | tokens/s, a GPU |"]
+    lines.append("|---|---|---|---|---|---|")
     for model in MODELS:
         for count, (nodes, gpus) in SIZES.items():
             try:
                 found = describe(plan_of(model, nodes, gpus))
             except ConfigError as error:
                 found = f"refused: {str(error.seen).partition(';')[0]} | | | "
-            print(f"| {model.partition('/')[2]} | {count} | {found} |")
+            lines.append(f"| {model.partition('/')[2]} | {count} | {found} |")
+    return "\n".join(lines) + "\n"
 
 
-def list_published() -> None:
-    print("| source | model | GPUs | published: tokens/s a GPU, s a step | estimated |")
-    print("|---|---|---|---|---|")
+def list_published() -> str:
+    lines = ["| source | model | GPUs | published: tokens/s a GPU, s a step | estimated |", "|---|---|---|---|---|"]
     for source, model, nodes, words, rate, seconds in PUBLISHED:
         step = plan_of(model, nodes, 8, *words).layout.step
         assert step is not None
         ours = f"{step.tokens_per_s / step.num_gpus:,.0f}, {step.total_s:.0f}"
-        print(f"| {source} | {model.partition('/')[2]} | {8 * nodes} | {rate or '-'}, {seconds} | {ours} |")
+        lines.append(f"| {source} | {model.partition('/')[2]} | {8 * nodes} | {rate or '-'}, {seconds} | {ours} |")
+    return "\n".join(lines) + "\n"
+
+
+def render_page() -> str:
+    """Return the page with both tables replaced."""
+    text = PAGE.read_text()
+    for table in (list_layouts(), list_published()):
+        text = re.sub(re.escape(table.partition("\n")[0]) + r"\n(\|.*\n)*", lambda _, new=table: new, text)
+    return text
 
 
 if __name__ == "__main__":
-    (list_published if sys.argv[1:] == ["published"] else list_layouts)()
+    if sys.argv[1:] == ["write"]:
+        PAGE.write_text(render_page())
+    else:
+        print(list_published() if sys.argv[1:] == ["published"] else list_layouts(), end="")
