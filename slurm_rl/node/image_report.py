@@ -84,10 +84,24 @@ def render_nccl(number: int) -> str:
 
 def _nvidia_driver() -> str | None:
     try:
-        match = re.search(r"\b(\d+(?:\.\d+)+)\b", _NVIDIA_DRIVER.read_text(encoding="utf-8", errors="replace"))
-    except OSError:
-        return None
+        text = _NVIDIA_DRIVER.read_text(encoding="utf-8", errors="replace")
+    except OSError:  # WSL and sandboxed containers have GPUs without this file
+        text = _ask_nvml()
+    match = re.search(r"\b(\d+(?:\.\d+)+)\b", text)
     return match[1] if match else None
+
+
+def _ask_nvml() -> str:
+    """Return the driver's version, or "" without a driver."""
+    text = ctypes.create_string_buffer(96)
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        if nvml.nvmlInit_v2() == 0:
+            nvml.nvmlSystemGetDriverVersion(text, 96)
+            nvml.nvmlShutdown()
+    except (OSError, AttributeError):
+        pass
+    return text.value.decode(errors="replace")
 
 
 def _amdgpu_driver() -> str | None:

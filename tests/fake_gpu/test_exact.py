@@ -24,7 +24,7 @@ def run(python: Path | str, machine: Sequence[str], folder: Path, words: Sequenc
     done = subprocess.run(argv, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-6000:]
     if machine:
-        assert f"{machine[1]} x NVIDIA H100 80GB HBM3" in done.stdout, done.stdout
+        assert f"{machine[1]} x NVIDIA H100 80GB HBM3" in done.stdout + done.stderr, done.stderr
     return exact_rows(folder)
 
 

@@ -65,7 +65,7 @@ def _fa2(*args: Any) -> Any:
 def _fa3(q: Tensor, k: Tensor, v: Tensor, k_new: Any, v_new: Any, q_v: Any, out: Tensor | None, *args: Any) -> Any:
     ends_q, ends_k, _, _, used_k, _, _, pages, batch, left_pad = args[:10]
     scale, causal, left, right, softcap = args[16:21]
-    sinks = args[25] if len(args) > 25 else None
+    sinks = args[26] if len(args) > 26 else None
     if any(one is not None for one in (k_new, v_new, q_v, batch, left_pad)) or k.element_size() == 1:
         raise NotImplementedError("the fake GPU implements FA3's fwd without new keys, padding and fp8")
     window = (left, right)
