@@ -104,9 +104,9 @@ def to_local(tensor: Tensor) -> Tensor:
 
 
 def from_local(local: Tensor, like: DTensor) -> DTensor:
-    """Return the tensor that is sharded as `like` and has this part on this rank."""
-    shape, stride = like.shape, tuple(like.stride())
-    return DTensor.from_local(local, like.device_mesh, like.placements, run_check=False, shape=shape, stride=stride)
+    """Return the tensor that is sharded as `like` and has this part on this rank, on the part's device."""
+    # DTensor.from_local would move a part on the host to the GPU of the mesh.
+    return DTensor(local, like._spec, requires_grad=False)
 
 
 def save_rng(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""A run on fake GPUs computes what the same run computes on a CPU, in float32."""
+"""Runs on fake GPUs compute what the same runs compute on a CPU, and tests/gpu passes."""
 
 import os
 import subprocess
@@ -35,3 +35,11 @@ def test_sft_on_two_fake_gpus_equals_cpu(tmp_path: Path) -> None:
     for one, other in zip(on_cpu, on_gpus, strict=True):
         assert other.pop("stage") == one.pop("stage")
         assert other == pytest.approx(one, rel=1e-5)
+
+
+@pytest.mark.parametrize("file", ["test_engine.py"])
+def test_gpu_tests_pass_on_fake_gpus(file: str, tmp_path: Path) -> None:
+    words = ["-m", "pytest", "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'gpu'}", f"tests/gpu/{file}"]
+    argv = [PYTHON, "-m", "tests.fake_gpu", "run", "--gpus", "2", "--mem-gb", "16", PYTHON, *words]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=1200)
+    assert done.returncode == 0 and " passed" in done.stdout, done.stdout[-6000:] + done.stderr[-3000:]
