@@ -87,6 +87,12 @@ def choose_engine_share(setting: Setting) -> float | None:
     return max(least, min(ENGINE_SHARE, math.floor(100 * free) / 100))
 
 
+def overflow_gb(setting: Setting) -> float:
+    """Return the GB that the most sparing choice of a setting exceeds its GPU by."""
+    misfit = find_misfit(list_choices(setting)[-1])
+    return 0.0 if misfit is None else misfit.memory.phases_gb[misfit.phase] - misfit.room_gb
+
+
 def fill_in(config: RunConfig, *, sparing: bool) -> RunConfig:
     """Return the config with open values filled in without a memory estimate."""
     checkpointing, chunk = config.model.gradient_checkpointing, config.policy.logprob_chunk_tokens

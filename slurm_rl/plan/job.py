@@ -84,6 +84,8 @@ class LayoutPlan:
     """Estimated time of a step."""
     sizes_why: str = ""
     """Why these sizes of the trainer were chosen."""
+    split_why: str = ""
+    """Why the engines of a synchronous loop have GPUs of their own, if the config leaves it open."""
     next_best: tuple[str, ...] = ()
     """The next best layouts, and why they lost."""
 

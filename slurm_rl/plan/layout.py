@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from slurm_rl.config.tasks import TORCHRUN_TASKS
 from slurm_rl.errors import ConfigError
 from slurm_rl.plan.candidates import Candidate, list_candidates
-from slurm_rl.plan.fit import Fitting, fill_in, find_misfit, host_memory, list_choices, search_fitting
+from slurm_rl.plan.fit import Fitting, fill_in, host_memory, list_choices, overflow_gb, search_fitting
 from slurm_rl.plan.gpus import Gpu, find_gpu
 from slurm_rl.plan.job import ActorPlan, LayoutPlan
 from slurm_rl.plan.memory import ModelShape
-from slurm_rl.plan.next_best import Option, explain_fitting, list_losses, pick
+from slurm_rl.plan.next_best import Option, explain_fitting, explain_split, list_losses, pick
 from slurm_rl.plan.node_groups import list_nodes
 from slurm_rl.plan.placement import check_idle, place_actors
 from slurm_rl.plan.refusal import describe_phases, refuse
@@ -111,7 +111,7 @@ def choose_layout(
     options = [_try(*one, gpus) for one in settings]
     fitting = [option for option in options if option.fitting]
     if not fitting:
-        raise refuse(min((option.setting for option in options), key=_overflow))
+        raise refuse(min((option.setting for option in options), key=overflow_gb))
     chosen = pick(fitting)
     others = [option for option in options if not option.fitting]
     return chosen.actors, _finish(chosen, [*sorted(fitting, key=lambda option: option.rank), *others])
@@ -129,12 +129,6 @@ def _try(candidate: Candidate, actors: tuple[ActorPlan, ...], setting: Setting, 
     if found is None or not setting.config.has_engines:
         return Option(candidate, actors, setting, found)
     return Option(candidate, actors, setting, found, estimate_step(found.setting, gpus))
-
-
-def _overflow(setting: Setting) -> float:
-    """Return the GB that the most sparing choice of a setting exceeds its GPU by."""
-    misfit = find_misfit(list_choices(setting)[-1])
-    return 0.0 if misfit is None else misfit.memory.phases_gb[misfit.phase] - misfit.room_gb
 
 
 def check_host(setting: Setting, actors: Sequence[ActorPlan]) -> dict[str, float]:
@@ -200,6 +194,7 @@ def _finish(chosen: Option, others: Sequence[Option]) -> LayoutPlan:
         step=chosen.step,
         sizes_why="" if on_cpu else explain_fitting(chosen.fitting, is_only=len(list_choices(chosen.setting)) == 1),
         next_best=tuple(list_losses(chosen, others)),
+        split_why=explain_split(chosen, others),
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from slurm_rl.plan.candidates import Candidate
-from slurm_rl.plan.fit import Fitting, find_misfit, list_choices
+from slurm_rl.plan.fit import Fitting, find_misfit, list_choices, overflow_gb
 from slurm_rl.plan.job import ActorPlan
 from slurm_rl.plan.setting import Setting
 from slurm_rl.plan.step_times import StepEstimate
@@ -76,6 +76,16 @@ def list_losses(chosen: Option, others: Sequence[Option]) -> Iterator[str]:
             yield f"{_name(other)}: {_why(chosen, other)}"
 
 
+def explain_split(chosen: Option, others: Sequence[Option]) -> str:
+    """Return why a synchronous loop cannot share GPUs; empty if it does, or was not asked to."""
+    shared = [other for other in others if not other.candidate.is_split and other.fitting is None]
+    if not chosen.waits or not shared:
+        return ""
+    nearest = min(shared, key=lambda option: overflow_gb(option.setting))
+    size = nearest.candidate.tensor_parallel_size
+    return f"engines of {size} that share their GPUs do not fit ({_explain_misfit(nearest)})"
+
+
 def describe_room(step: StepEstimate) -> str:
     """Return the sequences that an engine runs at once, and the cost if there are fewer than asked."""
     if step.num_concurrent >= step.num_asked:
@@ -106,11 +116,15 @@ def _name(option: Option) -> str:
     return f"{engines}{of} {where} {counts['policy']} policy GPUs{offload}"
 
 
+def _explain_misfit(option: Option) -> str:
+    misfit = find_misfit(list_choices(option.setting)[-1])
+    assert misfit is not None
+    return f"{misfit.phase} takes {misfit.memory.phases_gb[misfit.phase]:.1f} of {misfit.room_gb:.1f} GB"
+
+
 def _why(chosen: Option, other: Option) -> str:
     if other.fitting is None:
-        misfit = find_misfit(list_choices(other.setting)[-1])
-        assert misfit is not None
-        return f"{misfit.phase} takes {misfit.memory.phases_gb[misfit.phase]:.1f} of {misfit.room_gb:.1f} GB"
+        return _explain_misfit(other)
     if other.step is None or chosen.step is None:
         return "slower"
     why = f"{format_s(other.step.total_s)} a step"

@@ -62,10 +62,8 @@ def _explain_placement(config: RunConfig, plan: JobPlan) -> Reason:
         why = "half of the GPUs, in whole engines; engines have the rest" if left_open else "policy.num_workers"
     if ahead:
         return workers, why
-    open_ = config.rollout.colocate is None and left_open
-    return workers, f"{why}. They and the engines wait for each other" + (
-        ", since both do not fit one GPU" if open_ else ": rollout.max_off_policy_steps=1 overlaps them"
-    )
+    cause = f", since {plan.layout.split_why}" if plan.layout.split_why else ": max_off_policy_steps=1 overlaps them"
+    return workers, f"{why}. They and the engines wait for each other{cause}"
 
 
 def _explain_sizes(config: RunConfig, plan: JobPlan) -> Reason:

@@ -60,6 +60,13 @@ def test_synchronous_loop_shares_gpus_and_stale_one_splits_them() -> None:
     assert times.total_s == max(times.seconds["sample"], sum(times.seconds.values()) - times.seconds["sample"])
 
 
+def test_synchronous_split_states_its_cause() -> None:
+    """8B: 12.3 GB of states and 2 GB of gathered embeddings leave no room for 0.85 of the GPU."""
+    layout = plan_of(MODEL, 1, 8, "rollout.gpu_memory_utilization=0.85", "policy.offload=none").layout
+    assert not layout.colocate and "do not fit (sample takes" in layout.split_why
+    assert plan_of(MODEL, 1, 8, "rollout.colocate=false").layout.split_why == ""
+
+
 def test_explicit_values_are_kept() -> None:
     words = ["rollout.colocate=false", "policy.num_workers=2", "rollout.tensor_parallel_size=2", "policy.offload=all"]
     plan = plan_of(MODEL, 1, 8, *words, "policy.micro_batch_tokens=5000", "model.gradient_checkpointing=true")
