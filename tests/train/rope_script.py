@@ -71,5 +71,7 @@ def compare(folder: Path, family: str, scaling: dict[str, Any]) -> dict[str, flo
 
 if __name__ == "__main__":
     root = Path(sys.argv[1])
-    results = {family: compare(root / family, family, CASES[family]) for family in sys.argv[2:]}
-    (root / "found.json").write_text(json.dumps(results))
+    results: dict[str, Any] = {}
+    for name in sys.argv[2:]:
+        results[name] = compare(root / name, name, CASES[name])
+        (root / "found.json").write_text(json.dumps(results))
