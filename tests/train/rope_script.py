@@ -51,10 +51,10 @@ def compare(folder: Path, family: str, scaling: dict[str, Any]) -> dict[str, flo
     engine = VLLMEngine(
         str(folder), model, RolloutConfig(max_num_seqs=4), CONTEXT * FACTOR, 0, 1 if "vl" in family else None
     )
-    prompt = TokenPrompt(token_ids=[11, 12, 13])
-    spec = SamplingSpec(4, CONTEXT * FACTOR - 3, 1.0, 1.0, 0)
+    prompt = TokenPrompt(token_ids=[7 + place * place % 7 for place in range(3 * CONTEXT)])
+    spec = SamplingSpec(4, CONTEXT, 1.0, 1.0, 0)
     completions = engine.generate([prompt], [0], spec)[0]
-    longest = max(len(one.token_ids) for one in completions)
+    longest = len(prompt.token_ids) + max(len(one.token_ids) for one in completions)
     del engine
 
     def worst(config: ModelConfig) -> float:
@@ -62,7 +62,7 @@ def compare(folder: Path, family: str, scaling: dict[str, Any]) -> dict[str, flo
         found = []
         for one in completions:
             ids = np.asarray([*prompt.token_ids, *one.token_ids])
-            [values] = reader.compute_logprobs([TrainSequence(token_ids=ids, trained_from=3)], 1.0)
+            [values] = reader.compute_logprobs([TrainSequence(token_ids=ids, trained_from=len(prompt.token_ids))], 1.0)
             found.append(float(np.abs(values - np.asarray(one.logprobs)).max()))
         return max(found)
 

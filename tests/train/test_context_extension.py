@@ -25,7 +25,7 @@ def score(queries, prompts, labels):
 def test_engine_and_policy_agree_beyond_context(families: tuple[str, ...], tmp_path: Path) -> None:
     """YaRN for Qwen3, Llama and Qwen2.5-VL, linear for Qwen2, LongRoPE for Mistral."""
     for family, found in run_script("rope_script", tmp_path, *families).items():
-        assert found["longest"] > 100, "no completion passed the context of 64 tokens"
+        assert found["longest"] > 3 * 64, "the context has 64 tokens"
         assert found["scaled"] < 1e-5, family
         assert found["plain"] > 1e-3, f"{family}: the scaling has no effect"
 
