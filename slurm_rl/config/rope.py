@@ -6,7 +6,7 @@ from typing import Any
 from slurm_rl.config.model import YARN_ONLY, RopeScalingConfig
 from slurm_rl.errors import ConfigError
 
-_OF_FAMILY = ("rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved")
+_OF_FAMILY = ("rope_theta", "partial_rotary_factor")
 """Parameters of the model that no kind of scaling replaces."""
 
 
@@ -29,8 +29,9 @@ def extend_rope(scaling: RopeScalingConfig, text: Mapping[str, Any], source: str
         reason = "has no rotary positions in its config.json (rope_parameters, rope_theta, max_position_embeddings)"
     elif any(isinstance(value, Mapping) for value in own.values()):
         reason = "has other rotary positions for each kind of layer"
-    elif "mrope_section" in own and scaling.rope_type != "yarn":
-        reason = "has positions with several axes, which vLLM scales with rope_type=yarn only"
+    elif "mrope_section" in own:
+        # vLLM 0.32 corrects YaRN for four times the original context there (MRotaryEmbedding).
+        reason = "has positions with several axes, which vLLM scales in another way than transformers"
     elif scaling.rope_type == "longrope" and not (scaling.long_factor or own.get("long_factor")):
         reason = "has no long_factor, and model.rope_scaling.long_factor is null"
     if reason is not None:

@@ -31,10 +31,8 @@ def build_overrides(path: str | Path, model: ModelConfig) -> dict[str, Any]:
     """Return the `hf_overrides` with which vLLM's positions equal the policy's."""
     if model.rope_scaling is None:
         return {}
-    architecture = load_architecture(path, model)
-    text = architecture.get_text_config()
-    changed = extend_rope(model.rope_scaling, list_fields(text), str(path))
-    return changed if text is architecture else {"text_config": changed}
+    text = load_architecture(path, model).get_text_config()
+    return extend_rope(model.rope_scaling, list_fields(text), str(path))
 
 
 def require_scaled(model: PreTrainedModel, config: ModelConfig) -> None:

@@ -16,7 +16,7 @@ from slurm_rl.data.groups import SamplingSpec
 from slurm_rl.models.forward import RowReader
 from slurm_rl.models.load_model import load_model
 from slurm_rl.rollout.vllm.engine import VLLMEngine
-from tests.tiny_models import SMALL, TinyVL, build_character_tokenizer, build_tiny_model, draw_weights, shape_of
+from tests.tiny_models import SMALL, build_character_tokenizer, draw_weights, shape_of
 
 CONTEXT, FACTOR = SMALL.context_length, 4
 LONG_FACTOR = [1 + place / 4 for place in range(SMALL.hidden_size // SMALL.num_heads // 2)]
@@ -25,18 +25,11 @@ CASES: dict[str, dict[str, Any]] = {
     "llama": {"rope_type": "yarn", "attention_factor": 1.3, "beta_fast": 16},
     "qwen2": {"rope_type": "linear"},
     "mistral": {"rope_type": "longrope", "long_factor": LONG_FACTOR},
-    "qwen2_5_vl": {"rope_type": "yarn"},
 }
 
 
 def build(folder: Path, family: str) -> None:
     """Write a tiny model with a context of CONTEXT."""
-    if family == "qwen2_5_vl":
-        build_tiny_model(TinyVL(), 0, folder)
-        config = json.loads((folder / "config.json").read_text())
-        config["text_config"]["max_position_embeddings"] = CONTEXT
-        (folder / "config.json").write_text(json.dumps(config))
-        return
     tokenizer = build_character_tokenizer(SMALL)
     config = AutoConfig.for_model(family, **shape_of(SMALL, tokenizer))
     draw_weights(lambda: AutoModelForCausalLM.from_config(config), tokenizer, 0).save_pretrained(folder)
@@ -48,9 +41,7 @@ def compare(folder: Path, family: str, scaling: dict[str, Any]) -> dict[str, flo
     build(folder, family)
     plain = ModelConfig(path=str(folder))
     model = ModelConfig(path=str(folder), rope_scaling={"factor": FACTOR, **scaling})
-    engine = VLLMEngine(
-        str(folder), model, RolloutConfig(max_num_seqs=4), CONTEXT * FACTOR, 0, 1 if "vl" in family else None
-    )
+    engine = VLLMEngine(str(folder), model, RolloutConfig(max_num_seqs=4), CONTEXT * FACTOR, 0)
     prompt = TokenPrompt(token_ids=[7 + place * place % 7 for place in range(3 * CONTEXT)])
     spec = SamplingSpec(4, CONTEXT, 1.0, 1.0, 0)
     completions = engine.generate([prompt], [0], spec)[0]

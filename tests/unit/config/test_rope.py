@@ -43,7 +43,7 @@ def test_rope_scaling_refuses_export_of_adapters_only() -> None:
     [
         ({"max_position_embeddings": 64}, {}, "has no rotary positions"),
         ({"rope_parameters": TWO_KINDS, "max_position_embeddings": 64}, {}, "for each kind of layer"),
-        ({**PLAIN, "rope_scaling": {"mrope_section": [2, 1, 1]}}, {"rope_type": "linear"}, "several axes"),
+        ({**PLAIN, "rope_scaling": {"mrope_section": [2, 1, 1]}}, {}, "several axes"),
         (PLAIN, {"rope_type": "longrope"}, "has no long_factor"),
     ],
 )

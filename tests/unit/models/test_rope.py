@@ -16,8 +16,7 @@ from slurm_rl.models.frozen import FrozenModel
 from slurm_rl.models.load_model import load_model
 from slurm_rl.models.model_folder import load_context
 from slurm_rl.models.policy import PolicyEngine
-from slurm_rl.models.rope import build_overrides
-from tests.tiny_models import SMALL, TinyVL, build_tiny_model
+from tests.tiny_models import SMALL, build_tiny_model
 
 CPU = torch.device("cpu")
 LONG = {"rope_type": "longrope", "long_factor": [1 + place / 4 for place in range(16)]}
@@ -56,14 +55,6 @@ def test_critic_has_extended_context(tmp_path: Path) -> None:
     model = ModelConfig(path=str(tmp_path / "model"), rope_scaling={"factor": 4})
     critic = load_model(tmp_path / "model", model, score_seed=1)
     assert critic.config.rope_parameters["rope_type"] == "yarn"
-
-
-def test_overrides_of_vision_model_are_of_its_text_config(tmp_path: Path) -> None:
-    folder = TinyVL().write(tmp_path / "model")
-    [(key, fields)] = build_overrides(folder, ModelConfig(path=str(folder), rope_scaling={"factor": 2})).items()
-    assert (key, fields["max_position_embeddings"]) == ("text_config", 2048)
-    assert "mrope_section" in fields["rope_parameters"]
-    assert build_overrides(folder, ModelConfig(path=str(folder))) == {}
 
 
 def test_load_model_refuses_scaling_of_learned_positions(tmp_path: Path) -> None:
