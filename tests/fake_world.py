@@ -23,7 +23,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.attention.varlen import varlen_attn
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from transformers import PreTrainedConfig, PreTrainedModel, Qwen2_5_VLConfig, Qwen2Config
+from transformers import (
+    GptOssConfig,
+    LlamaConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2_5_VLConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from slurm_rl.algorithms.policy_loss import build_policy_loss
@@ -32,6 +40,7 @@ from slurm_rl.config.algorithm import AlgorithmConfig
 from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
 from slurm_rl.models import distributed, fsdp2, head, load_model, policy
+from slurm_rl.models.offload import HostMoments
 from slurm_rl.models.row_check import RowCheck
 from slurm_rl.plan.memory import ModelShape
 from tests.live_bytes import LiveBytes
@@ -70,21 +79,29 @@ def measure(shape: ModelShape, ranks: int, tokens: int, **changes: Any) -> Found
         {
             "path": "fake",
             "dtype": "bfloat16",
-            "attention": "sdpa",
+            "attention": "eager" if shape.num_sliding_layers else "sdpa",  # gpt-oss has no other on CPU; replaced
             "gradient_checkpointing": changes.pop("gradient_checkpointing", True),
         }
     )
     policy_config = PolicyConfig(num_workers=ranks, num_threads=torch.get_num_threads(), **changes)
+    to_host = HostMoments._to_host
+
+    def to_host_counted(moments: HostMoments, *arguments: Any) -> Tensor:
+        with memory.on_host():
+            return to_host(moments, *arguments)
+
     with _stand_ins(ranks), FakeTensorMode(allow_non_fake_inputs=True):
         opened = _open_model(shape, model)
-        with _Counted(tokens // _NUM_SEQUENCES) as memory, patch.object(policy, "open_model", lambda *_, **__: opened):
+        with (
+            _Counted(tokens // _NUM_SEQUENCES) as memory,
+            patch.object(policy, "open_model", lambda *_, **__: opened),
+            patch.object(HostMoments, "_to_host", to_host_counted),
+        ):
             opened[1].memory = memory
             return _run(memory, policy.PolicyEngine("fake", model, policy_config, OptimConfig(), temperature=1.0))
 
 
 def _run(memory: _Counted, engine: policy.PolicyEngine) -> Found:
-    for group in engine.backend.optimizer.param_groups:
-        group["foreach"] = True  # torch's default on a GPU
     loading, loading_host, length = memory.peak, memory.peaks[True], memory.longest
     zeros = np.zeros(length - 1, np.float32)
     sequence = TrainSequence(token_ids=np.zeros(length, int), trained_from=1, advantages=zeros, old_logprobs=zeros)
@@ -169,19 +186,31 @@ def _open_model(shape: ModelShape, config: ModelConfig) -> tuple[PreTrainedModel
 
 
 def build_config(shape: ModelShape) -> PreTrainedConfig:
-    """Return a Qwen2 of this shape; a vision-language model gets the tower of Qwen2.5-VL-3B."""
-    fields = {
+    """Return the config of a Qwen3 of this shape, dense or with experts; of other families where the shape demands it.
+
+    Windows need a gpt-oss, images a Qwen2.5-VL, whose tower is that of the 3B.
+    """
+    fields: dict[str, Any] = {
         "num_hidden_layers": shape.num_layers,
         "hidden_size": shape.hidden_size,
         "intermediate_size": shape.intermediate_size,
         "vocab_size": shape.vocab_size,
         "num_attention_heads": shape.num_heads,
         "num_key_value_heads": shape.num_kv_heads,
+        "head_dim": shape.head_dim,
     }
     if shape.vision_parameters:
         text = {**fields, "rope_parameters": {"rope_type": "default", "mrope_section": [16, 24, 24], "rope_theta": 1e6}}
         return Qwen2_5_VLConfig(text_config=text, vision_config=_VISION_3B, tie_word_embeddings=shape.is_tied)
-    return Qwen2Config(**fields, tie_word_embeddings=shape.is_tied)
+    fields |= {"tie_word_embeddings": shape.is_tied}
+    if shape.num_experts == 1:
+        # Llama and Qwen2 have no norms of queries and keys; the widths of their heads add up to the hidden size.
+        is_plain = shape.num_heads * shape.head_dim == shape.hidden_size
+        return LlamaConfig(**fields) if is_plain else Qwen3Config(**fields)
+    fields |= {"num_experts_per_tok": shape.experts_per_token, "experts_implementation": "grouped_mm"}
+    if shape.num_sliding_layers:
+        return GptOssConfig(**fields, num_local_experts=shape.num_experts, sliding_window=shape.sliding_window)
+    return Qwen3MoeConfig(**fields, num_experts=shape.num_experts, moe_intermediate_size=shape.expert_size)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,6 @@
 """Compare planned memory of a policy worker with the real training code on fake tensors, phase by phase.
 
-python -m tests.memory_table             all models of `ROWS`; needs no GPU; 7B on 8 took 39 s
+python -m tests.memory_table             all rows of `ROWS`; needs no GPU
 python -m tests.memory_table 7B 8 8192   one model, number of ranks, tokens of a micro-batch
 """
 
@@ -10,7 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 from slurm_rl.plan.known_models import find_known
-from slurm_rl.plan.policy_memory import RESERVE_GB, PolicyLoad, estimate_policy
+from slurm_rl.plan.memory import ModelShape
+from slurm_rl.plan.policy_memory import RESERVE_GB, estimate_policy
+from slurm_rl.plan.training_states import PolicyLoad
 from tests.fake_world import measure
 
 MODELS = {
@@ -19,29 +21,53 @@ MODELS = {
     "3B VL": "Qwen/Qwen2.5-VL-3B-Instruct",
     "7B": "Qwen/Qwen2.5-7B",
     "8B": "meta-llama/Llama-3.1-8B",
-    "32B": "Qwen/Qwen2.5-32B",
     "70B": "meta-llama/Llama-3.1-70B",
+    "Qwen3-4B": "Qwen/Qwen3-4B",
+    "Qwen3-32B": "Qwen/Qwen3-32B",
+    "30B-A3B": "Qwen/Qwen3-30B-A3B",
+    "235B-A22B": "Qwen/Qwen3-235B-A22B",
+    "gpt-oss-120b": "openai/gpt-oss-120b",
 }
 ROWS = [
-    (name, ranks)
-    for name, most in {"0.5B": 16, "1.5B": 16, "3B VL": 16, "7B": 64, "8B": 64, "32B": 64, "70B": 64}.items()
-    for ranks in (1, 8, 16, 64)
-    if ranks <= most and (ranks > 1 or name in ("0.5B", "1.5B"))
+    ("0.5B", 1, 8192),
+    ("1.5B", 8, 8192),
+    ("3B VL", 8, 8192),
+    ("7B", 8, 8192),
+    ("8B", 8, 8192),
+    ("8B", 64, 65536),
+    ("Qwen3-4B", 8, 8192),
+    ("Qwen3-4B", 8, 65536),
+    ("Qwen3-32B", 16, 8192),
+    ("Qwen3-32B", 64, 32768),
+    ("70B", 64, 16384),
+    ("30B-A3B", 8, 8192),
+    ("30B-A3B", 16, 32768),
+    ("gpt-oss-120b", 64, 16384),
+    ("235B-A22B", 128, 16384),
+    ("235B-A22B", 256, 8192),
 ]
-"""Models and numbers of 80 GB GPUs that fit them, with micro-batches of 8192 tokens."""
+"""Models, numbers of GPUs and tokens of a micro-batch."""
 CHUNK = 2048
+
+
+def find_shape(name: str, num_layers: int | None = None) -> ModelShape:
+    """Return the shape of a model of `MODELS`, with fewer layers if wanted."""
+    shape = find_known(MODELS[name])
+    assert shape is not None
+    layers = num_layers or shape.num_layers
+    sliding = shape.num_sliding_layers * layers // shape.num_layers
+    return replace(shape, num_layers=layers, num_sliding_layers=sliding)
 
 
 def compare(
     name: str, ranks: int, tokens: int, *, num_layers: int | None = None, **options: Any
 ) -> dict[str, tuple[float, float]]:
-    """Return GB by phase, planned and measured, without the plan's reserve."""
-    shape = find_known(MODELS[name])
-    assert shape is not None
-    shape = replace(shape, num_layers=num_layers or shape.num_layers)
+    """Return GB by phase, planned and measured, without the reserve and fragmentation of the plan."""
+    shape = find_shape(name, num_layers)
     options = {"gradient_checkpointing": True, "logprob_chunk_tokens": CHUNK, **options}
     again, chunk = options["gradient_checkpointing"], options["logprob_chunk_tokens"]
-    planned = estimate_policy(shape, PolicyLoad("fsdp2", 2, ranks, 2, again, tokens, logit_rows=chunk))
+    load = PolicyLoad("fsdp2", 2, ranks, 2, again, tokens, options.get("offload", "none"), logit_rows=chunk)
+    planned = estimate_policy(shape, load)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = measure(shape, ranks, tokens, **options)
@@ -52,21 +78,22 @@ def compare(
         "sync": found.syncing,
     }
     host = {"load": found.loading_host, "save": found.saving_host}
+    tensors = {phase: size - RESERVE_GB for phase, size in planned.phases_gb.items()} | {"train": planned.tensors_gb}
     return {
-        **{phase: (planned.phases_gb[phase] - RESERVE_GB, size / 1e9) for phase, size in gpu.items()},
+        **{phase: (tensors[phase], size / 1e9) for phase, size in gpu.items()},
         **{f"host, {phase}": (planned.host_gb[phase], size / 1e9) for phase, size in host.items()},
     }
 
 
 def main(words: list[str]) -> None:
-    rows = [(words[0], int(words[1]), int(words[2]))] if words else [(name, ranks, 8192) for name, ranks in ROWS]
+    rows = [(words[0], int(words[1]), int(words[2]))] if words else ROWS
     heads = ["load", "train", "sample", "sync", "host, load", "host, save"]
-    print("| model | GPUs | " + " | ".join(heads) + " |")
-    print("|" + "---|" * (2 + len(heads)))
+    print("| model | GPUs | tokens | " + " | ".join(heads) + " |")
+    print("|" + "---|" * (3 + len(heads)))
     for name, ranks, tokens in rows:
         cells = compare(name, ranks, tokens)
         texts = (f"{planned:.2f} / {found:.2f}" for planned, found in (cells[head] for head in heads))
-        print(f"| {name} | {ranks} | {' | '.join(texts)} |", flush=True)
+        print(f"| {name} | {ranks} | {tokens} | {' | '.join(texts)} |", flush=True)
 
 
 if __name__ == "__main__":

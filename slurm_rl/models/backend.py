@@ -99,8 +99,12 @@ _BACKENDS = {
 }
 
 
-def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
-    """AdamW over two groups: matrices decay; norms, biases and other vectors do not."""
+def build_optimizer(model: nn.Module, config: OptimConfig, *, fused: bool = False) -> torch.optim.AdamW:
+    """Return AdamW over two groups: matrices decay; norms, biases and other vectors do not.
+
+    Args:
+        fused: update by one kernel, which needs no memory; otherwise torch makes a copy of the second moments on a GPU.
+    """
     parameters = [p for p in model.parameters() if p.requires_grad]
     # Parameters that ZeRO has split are flat and keep their shape in `ds_shape`.
     matrices = {p for p in parameters if len(getattr(p, "ds_shape", p.shape)) >= 2}
@@ -108,7 +112,7 @@ def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
         {"params": [p for p in parameters if p in matrices], "decayed": True},
         {"params": [p for p in parameters if p not in matrices], "decayed": False},
     ]
-    optimizer = torch.optim.AdamW([group for group in groups if group["params"]])
+    optimizer = torch.optim.AdamW([group for group in groups if group["params"]], fused=fused)
     apply_config(optimizer, config)
     return optimizer
 

@@ -58,7 +58,7 @@ class FSDP2Backend:
             self.module.to(get_device())
         self.model = self.module
         self.max_grad_norm = optim.max_grad_norm
-        self.optimizer = build_optimizer(self.module, optim)
+        self.optimizer = build_optimizer(self.module, optim, fused=True)
         self._moments = HostMoments(self.optimizer, get_device()) if offload == "optimizer" else None
         self._syncs_once = offload != "all" and _may_hold_gradients(self.module)
 
@@ -179,9 +179,9 @@ def _copy_to_host(tensor: Tensor) -> Tensor:
 
 
 def _place_like(parameter: Tensor, value: Tensor) -> Tensor:
-    """A moment sharded as its parameter is; the step counter is a scalar and stays whole on CPU."""
+    """Return a moment sharded as its parameter, or the step counter on the device, where the fused update reads it."""
     if value.ndim == 0:
-        return value
+        return value.to(to_local(parameter).device)
     placed = torch.zeros_like(parameter)
     to_local(placed).copy_(value)
     return placed

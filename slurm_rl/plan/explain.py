@@ -219,13 +219,10 @@ def _place(plan: JobPlan, role: str) -> str:
 def _memory(plan: JobPlan) -> Iterator[str]:
     layout = plan.layout
     if layout.policy is None:
-        engines = [*_engines(plan)]
-        if layout.unknown is None and not engines:  # only engines of the policy, which fit
+        if layout.unknown is None:  # only engines, which fit
             return
         yield "memory"
-        if layout.unknown is not None:
-            yield from _wrap(f"not estimated; unknown: {layout.unknown or 'cluster.gpu_mem_gb'}", "  ", "  ")
-        yield from engines
+        yield from _wrap(f"not estimated; unknown: {layout.unknown or 'cluster.gpu_mem_gb'}", "  ", "  ")
         return
     phases = [phase for phase in PHASES if plan.torchrun is None or phase not in ("sample", "sync")]
     yield f"{'memory, estimated in GB':<36}" + "".join(f"{phase:>8}" for phase in phases)
@@ -240,12 +237,6 @@ def _memory(plan: JobPlan) -> Iterator[str]:
             "  ",
             "    ",
         )
-    yield from _engines(plan)
-    yield _numbers("host of a node, without programs", layout.host_gb, phases)
-
-
-def _engines(plan: JobPlan) -> Iterator[str]:
-    layout = plan.layout
     engines = {"engine": (layout.engine, layout.engine_budget_gb), "judge": (layout.judge, layout.judge_budget_gb)}
     for name, (engine, budget) in engines.items():
         if engine is not None and budget is not None:
@@ -256,6 +247,7 @@ def _engines(plan: JobPlan) -> Iterator[str]:
                 "  ",
                 "    ",
             )
+    yield _numbers("host of a node, without programs", layout.host_gb, phases)
 
 
 def _numbers(name: str, values: Mapping[str, float], phases: list[str]) -> str:

@@ -3,8 +3,11 @@
 from dataclasses import dataclass, replace
 
 GB = 1e9
-# vLLM's activations of one batch, CUDA graphs and sampling buffers.
-_ENGINE_RESERVE_GB = 2.0
+# CUDA graphs of vLLM's batch sizes, up to 512 sequences; a guess, as they depend on kernels.
+_GRAPHS_GB = 1.0
+# Bytes per sequence and vocabulary entry while vLLM samples: logits in float32 and a copy, sorted values with 8-byte
+# indices, probabilities and their sums (v1/sample/ops/topk_topp_sampler.py), and logprobs.
+_SAMPLER_BYTES = 32
 # CUDA context and NCCL buffers of a sleeping engine.
 ASLEEP_GB = 2.0
 _CPU_CACHE_BYTES = 2**30
@@ -62,6 +65,10 @@ class ModelShape:
     """Parameters of one such layer without its MLP."""
     linear_state: int = 0
     """Values of a sequence's state in one such layer."""
+    has_head_norm: bool = False
+    """Queries and keys are normalized."""
+    expert_kept_values: int = 4
+    """Values per expert width that training keeps: gate, up, activated gate and product."""
     other_parameters: int = 0
     """Parameters in the model's files that are not in the formula: biases, norms, parts of other kinds."""
 
@@ -88,6 +95,14 @@ class ModelShape:
     @property
     def attention_parameters(self) -> int:
         return sum(rows * columns for rows, columns in self.projections)
+
+    def padded_experts(self, num_shards: int) -> float:
+        """Return the factor by which the experts' tensors grow when FSDP pads them: they are cut between experts.
+
+        >>> ModelShape(1, 8, 8, 8, 1, 1, 8, True, num_experts=128).padded_experts(96)
+        1.5
+        """
+        return -(-self.num_experts // num_shards) * num_shards / self.num_experts if self.num_expert_layers else 1.0
 
     @property
     def expert_parameters(self) -> int:
@@ -180,20 +195,22 @@ class EngineMemory:
     weights_gb: float
     kv_sequence_gb: float
     """KV cache of one longest sequence."""
+    reserve_gb: float = 2.0
+    """CUDA context, CUDA graphs, and activations or sampling of one batch."""
 
     @property
     def awake_gb(self) -> float:
         """Memory without a KV cache, while new weights arrive."""
-        return self.weights_gb + _ENGINE_RESERVE_GB
+        return self.weights_gb + self.reserve_gb
 
     @property
     def least_gb(self) -> float:
         """Memory that holds a single longest sequence."""
-        return self.weights_gb + self.kv_sequence_gb + _ENGINE_RESERVE_GB
+        return self.weights_gb + self.kv_sequence_gb + self.reserve_gb
 
     def num_sequences(self, budget_gb: float) -> int:
         """Return how many longest sequences fit into this budget."""
-        return max(0, int((budget_gb - self.weights_gb - _ENGINE_RESERVE_GB) / self.kv_sequence_gb))
+        return max(0, int((budget_gb - self.weights_gb - self.reserve_gb) / self.kv_sequence_gb))
 
 
 @dataclass(frozen=True)
@@ -219,13 +236,33 @@ class ServiceMemory:
         )
 
 
-def estimate_engine(
-    shape: ModelShape, *, tensor_parallel_size: int, bytes_per_value: int, longest_tokens: int
-) -> EngineMemory:
+@dataclass(frozen=True)
+class EngineLoad:
+    """Settings that determine the memory of an engine's GPU; the defaults are vLLM's on a GPU of 70 GiB or more."""
+
+    tensor_parallel_size: int
+    bytes_per_value: int
+    longest_tokens: int
+    max_num_seqs: int = 256
+    batch_tokens: int = 16384
+    """Tokens of one forward pass, vLLM's `max_num_batched_tokens`."""
+    has_graphs: bool = True
+
+
+def estimate_engine(shape: ModelShape, load: EngineLoad) -> EngineMemory:
     """Estimate one GPU of an engine."""
-    per_sequence = shape.cached_values(longest_tokens, tensor_parallel_size) * bytes_per_value
-    weights = shape.num_parameters * bytes_per_value / tensor_parallel_size
-    return EngineMemory(weights / GB, per_sequence / GB)
+    size, parts = load.bytes_per_value, load.tensor_parallel_size
+    per_sequence = shape.cached_values(load.longest_tokens, parts) * size
+    weights = shape.num_parameters * size / parts
+    # A pass keeps the residual and a layer's input; the widest part of a layer is its MLP or its experts.
+    inner = 3 * shape.intermediate_size / parts
+    if shape.num_expert_layers:
+        copies = shape.experts_per_token * (shape.hidden_size + 3 * shape.expert_size / parts)
+        inner = max(inner * bool(shape.num_dense_layers), copies + 3 * shape.shared_expert_size / parts)
+    passing = load.batch_tokens * (3 * shape.hidden_size + inner) * size
+    sampling = load.max_num_seqs * shape.vocab_size * _SAMPLER_BYTES
+    reserve = max(passing, sampling) / GB + PROCESS_GB + load.has_graphs * _GRAPHS_GB
+    return EngineMemory(weights / GB, per_sequence / GB, reserve)
 
 
 def cpu_cache_bytes(shape: ModelShape | None, *, num_sequences: int, longest_tokens: int, bytes_per_value: int) -> int:

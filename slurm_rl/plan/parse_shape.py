@@ -23,6 +23,8 @@ _SHARED_SIZES = ("shared_expert_intermediate_size", "shared_intermediate_size")
 _ATTENTION = ("full_attention", "attention", "sliding_attention", "chunked_attention")
 # Keys of families with parts that the formula does not have, such as state spaces and embeddings of each layer.
 _OTHER_PARTS = ("mamba", "ssm_", "conv_L_cache", "attn_layer_period", "hidden_size_per_layer_input", "altup_")
+# Families that normalize queries and keys without a key for it.
+_HEAD_NORMS = ("qwen3", "gemma3", "olmo2", "olmo3", "minimax_m2")
 # MLPs of two matrices.
 _UNGATED = ("gpt2", "gpt_bigcode", "gpt_neox", "phi", "starcoder2", "opt", "gptj", "codegen", "nemotron")
 
@@ -56,6 +58,8 @@ def parse_shape(config: Mapping[str, Any], counted: int | None = None) -> ModelS
         is_tied=bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings", _ties_by_default(text)))),
         context_length=read_context(text),
         vision_parameters=_count_vision(config.get("vision_config") or {}, hidden),
+        has_head_norm=_has_head_norm(text),
+        expert_kept_values=6 if text.get("model_type") == "gpt_oss" else 4,  # its activation has two more steps
         mlp_matrices=2 if text.get("model_type") in _UNGATED else 3,
     )
     if counted is None:
@@ -64,6 +68,10 @@ def parse_shape(config: Mapping[str, Any], counted: int | None = None) -> ModelS
         is_known = not kinds and not others and bool(shape.linear_parameters or not shape.num_linear_layers)
         return shape if is_known else None
     return replace(shape, other_parameters=counted - shape.num_parameters)
+
+
+def _has_head_norm(text: Mapping[str, Any]) -> bool:
+    return bool(text.get("use_qk_norm")) or str(text.get("model_type")).startswith(_HEAD_NORMS)
 
 
 def _ties_by_default(text: Mapping[str, Any]) -> bool:

@@ -10,10 +10,9 @@ from slurm_rl.config.judge import SERVER_SHARE
 from slurm_rl.config.parallel import HELD_GRADIENTS, build_parallel_dims
 from slurm_rl.errors import ConfigError
 from slurm_rl.plan.job import ActorPlan
-from slurm_rl.plan.memory import GB, EngineMemory, ModelShape, ServiceMemory, estimate_engine
+from slurm_rl.plan.memory import GB, EngineLoad, EngineMemory, ModelShape, ServiceMemory, estimate_engine
 from slurm_rl.plan.placement import gpu_memory
 from slurm_rl.plan.policy_memory import (
-    PolicyLoad,
     PolicyMemory,
     block_activations,
     estimate_critic,
@@ -22,11 +21,14 @@ from slurm_rl.plan.policy_memory import (
     with_frozen_model,
     with_second_model,
 )
+from slurm_rl.plan.training_states import PolicyLoad
 
 if TYPE_CHECKING:  # the node agent has no pydantic
     from slurm_rl.config.run import RunConfig
 
 DEFAULT_MICRO_BATCH_TOKENS = 8192
+LARGE_GPU_GB = 75
+"""GPUs for which vLLM reads more tokens at once (70 GiB, `get_batch_defaults` in its arguments)."""
 DEFAULT_CONTEXT_TOKENS = 32768
 """Context length of a model whose config.json has none."""
 
@@ -57,12 +59,17 @@ def reference_memory(config: RunConfig, shape: ModelShape) -> PolicyMemory:
 
 def engine_memory(config: RunConfig, shape: ModelShape, size: int) -> EngineMemory:
     """Estimate one GPU of an engine of `size` GPUs."""
-    return estimate_engine(
-        shape,
+    rollout = config.rollout
+    is_large = (config.cluster.gpu_mem_gb or 0) >= LARGE_GPU_GB
+    load = EngineLoad(
         tensor_parallel_size=size,
         bytes_per_value=bytes_per_value(config),
         longest_tokens=config.max_sequence_tokens,
+        max_num_seqs=rollout.max_num_seqs,
+        batch_tokens=int(rollout.engine_args.get("max_num_batched_tokens") or (16384 if is_large else 8192)),
+        has_graphs=not rollout.enforce_eager and config.cluster.accelerator != "cpu",
     )
+    return estimate_engine(shape, load)
 
 
 def checkpoint_bytes(config: RunConfig, shape: ModelShape) -> int:
@@ -146,12 +153,15 @@ def fit_judge(
             seen=f"{shape.num_heads} heads over {size} GPUs",
             action="choose another number",
         )
-    memory = estimate_engine(
-        shape,
+    is_large = capacity >= LARGE_GPU_GB
+    load = EngineLoad(
         tensor_parallel_size=size,
         bytes_per_value=4 if server.vllm_args.get("dtype") == "float32" else 2,
         longest_tokens=longest,
+        max_num_seqs=int(server.vllm_args.get("max_num_seqs") or (1024 if is_large else 256)),
+        batch_tokens=int(server.vllm_args.get("max_num_batched_tokens") or (8192 if is_large else 2048)),
     )
+    memory = estimate_engine(shape, load)
     budget = capacity * SERVER_SHARE
     if memory.least_gb > budget:
         raise ConfigError(

@@ -16,7 +16,9 @@ def build(seed: int) -> tuple[list[torch.nn.Parameter], torch.optim.AdamW]:
     generator = torch.Generator().manual_seed(seed)
     parameters = [torch.nn.Parameter(torch.randn(size, generator=generator)) for size in SIZES]
     return parameters, torch.optim.AdamW(
-        [{"params": parameters[::2], "weight_decay": 0.1}, {"params": parameters[1::2], "weight_decay": 0.0}], lr=0.1
+        [{"params": parameters[::2], "weight_decay": 0.1}, {"params": parameters[1::2], "weight_decay": 0.0}],
+        lr=0.1,
+        fused=True,
     )
 
 

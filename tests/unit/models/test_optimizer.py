@@ -44,6 +44,22 @@ def test_norms_and_biases_do_not_decay() -> None:
     assert all((g["lr"], g["eps"], g["betas"]) == (0.5, 1e-6, (0.8, 0.9)) for g in optimizer.param_groups)
 
 
+def test_fused_update_equals_default_update() -> None:
+    models = [build_model(), build_model()]
+    models[1].load_state_dict(models[0].state_dict())
+    config = OptimConfig(lr=0.1, weight_decay=0.1)
+    optimizers = [
+        build_optimizer(model, config, fused=fused) for model, fused in zip(models, (False, True), strict=True)
+    ]
+    for step in range(20):
+        for model, optimizer in zip(models, optimizers, strict=True):
+            for p in model.parameters():
+                p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(step))
+            optimizer.step()
+    for plain, fused in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(plain, fused, rtol=1e-6, atol=1e-6)
+
+
 def test_config_and_lr_change_in_place() -> None:
     optimizer = build_optimizer(build_model(), OptimConfig())
     apply_config(optimizer, OptimConfig(weight_decay=0.3))

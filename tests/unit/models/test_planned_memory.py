@@ -8,7 +8,8 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from slurm_rl.algorithms.sequences import TrainSequence
 from slurm_rl.models.forward import RowReader
 from slurm_rl.plan.parse_shape import parse_shape
-from slurm_rl.plan.policy_memory import PolicyLoad, estimate_policy
+from slurm_rl.plan.policy_memory import estimate_policy
+from slurm_rl.plan.training_states import PolicyLoad
 from tests.live_bytes import LiveBytes
 
 

@@ -10,9 +10,10 @@ from slurm_rl.errors import ConfigError
 from slurm_rl.plan.build_plan import SubmitFacts, build_plan
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.known_models import find_known
-from slurm_rl.plan.memory import ModelShape, estimate_engine
+from slurm_rl.plan.memory import EngineLoad, ModelShape, estimate_engine
 from slurm_rl.plan.parse_shape import parse_shape
-from slurm_rl.plan.policy_memory import PolicyLoad, estimate_policy
+from slurm_rl.plan.policy_memory import estimate_policy
+from slurm_rl.plan.training_states import PolicyLoad
 
 SHAPES = {name: find_known(name) for name in ("Qwen/Qwen2.5-7B", "Qwen/Qwen2.5-1.5B", "meta-llama/Meta-Llama-3-70B")}
 QWEN25_7B, QWEN25_1_5B, LLAMA3_70B = (shape for shape in SHAPES.values() if shape is not None)
@@ -75,11 +76,21 @@ def test_estimate_policy_follows_zero_paper() -> None:
 
 def test_estimate_engine_kv_cache_by_hand() -> None:
     # Keys and values of 28 layers x 4 heads x 128 in 2 bytes: 57,344 bytes per token.
-    memory = estimate_engine(QWEN25_7B, tensor_parallel_size=1, bytes_per_value=2, longest_tokens=1000)
+    memory = estimate_engine(QWEN25_7B, EngineLoad(1, bytes_per_value=2, longest_tokens=1000))
     assert memory.kv_sequence_gb == pytest.approx(0.057344)
     # Eight GPUs share four heads: each keeps one.
-    split = estimate_engine(LLAMA3_70B, tensor_parallel_size=16, bytes_per_value=2, longest_tokens=1000)
+    split = estimate_engine(LLAMA3_70B, EngineLoad(16, bytes_per_value=2, longest_tokens=1000))
     assert split.kv_sequence_gb == pytest.approx(2 * 80 * 1 * 128 * 2 * 1000 / 1e9)
+
+
+def test_estimate_engine_reserve_by_hand() -> None:
+    """Context and graphs take 2 GB; a pass over 16,384 tokens or sampling for 256 sequences the rest."""
+    loads = [EngineLoad(1, 2, 1000, max_num_seqs=n, batch_tokens=16384) for n in (256, 1024)]
+    passing, sampling = (estimate_engine(QWEN25_7B, load).reserve_gb - 2 for load in loads)
+    assert passing == pytest.approx(16384 * (3 * 3584 + 3 * 18944) * 2 / 1e9)
+    assert sampling == pytest.approx(1024 * 152064 * 32 / 1e9)
+    eager = dataclasses.replace(loads[0], has_graphs=False)
+    assert estimate_engine(QWEN25_7B, eager).reserve_gb == pytest.approx(passing + 1)
 
 
 def test_layout_fills_in_open_sizes() -> None:
@@ -130,7 +141,10 @@ def test_head_size_without_cpu_kernel_is_refused(words: list[str], shape: ModelS
         (LLAMA3_70B, ["cluster.num_nodes=1"]),
         (QWEN25_7B, ["policy.micro_batch_tokens=400000"]),
         (QWEN25_7B, ["cluster.num_nodes=2", "policy.logprob_chunk_tokens=null", "policy.micro_batch_tokens=32000"]),
-        (QWEN25_7B, ["cluster.gpus_per_node=2", "model.gradient_checkpointing=false"]),
+        (
+            QWEN25_7B,
+            ["cluster.gpus_per_node=2", "model.gradient_checkpointing=false", "policy.micro_batch_tokens=16384"],
+        ),
     ],
 )
 def test_change_named_by_refusal_fits(shape: ModelShape, words: list[str]) -> None:
