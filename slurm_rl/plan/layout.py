@@ -50,7 +50,7 @@ def check_context(config: RunConfig, shape: ModelShape | None) -> None:
 
 def check_heads(config: RunConfig, shape: ModelShape | None) -> None:
     """Raise ConfigError if vLLM's attention on CPU has no kernel for the model's head size or number format."""
-    size = shape.head_dim if shape else None
+    size = shape.head_dim if shape and not shape.kv_lora_rank else None  # latent attention has its own kernel
     is_on_cpu = config.has_engines and config.cluster.accelerator == "cpu"
     if is_on_cpu and shape is not None and shape.num_linear_layers and config.model.dtype != "bfloat16":
         raise ConfigError(
@@ -211,4 +211,4 @@ def _explain_unknown(config: RunConfig, shape: ModelShape | None) -> str:
     if shape is not None:
         return "how much memory a GPU has: cluster.gpu_mem_gb=80"
     name = config.model.path
-    return f"the shape of {name}: python -m slurm_rl prepare model {name}, then model.path=<the folder it prints>"
+    return f"the shape of {name}: this machine does not see its config.json, or knows none of its sizes"

@@ -19,7 +19,7 @@ QWEN = ("model.path=Qwen/Qwen3-8B", "+data=gsm8k", "+reward=math", *H100)
 CASES = {
     "demo": ("+exp=demo",),
     "qwen3_8b": (*QWEN, "cluster.num_nodes=2", "job.num_spare_nodes=1"),
-    "unknown_model": ("model.path=some/body", "+data=gsm8k", "+reward=math", *H100),
+    "unknown_model": ("model.path=/only/on/nodes", "+data=gsm8k", "+reward=math", *H100),
     "ppo": ("+exp=ppo_llama3_8b", *H100, "cluster.num_nodes=2", "reward.model.path=/models/rm"),
     "lora": ("+exp=grpo_mathv60k", "+cluster=amd_mi300", "+lora=all_linear", "checkpoint.upload_url=gs://bucket/runs"),
     "sft": ("+exp=sft_tiny", *H100, "container.runtime=pyxis", "container.image=/shared/rl.sqsh"),

@@ -12,7 +12,7 @@ FEW_LAYERS: list[tuple[str, int, int, int, dict[str, Any]]] = [
     ("1.5B", 8, 4, 512, {"logprob_chunk_tokens": 512}),
     ("7B", 8, 2, 8192, {"gradient_checkpointing": False}),
     ("Qwen3-4B", 8, 3, 32768, {"offload": "optimizer"}),
-    ("30B-A3B", 256, 3, 8192, {}),
+    ("30B-A3B", 256, 3, 32768, {}),
 ]
 MORE_FEW_LAYERS: list[tuple[str, int, int, int, dict[str, Any]]] = [
     ("1.5B", 8, 2, 8192, {"logprob_chunk_tokens": None}),
