@@ -54,7 +54,7 @@ def test_resumed_run_repeats_random_verdicts(tmp_path: Path, monkeypatch: pytest
 
 
 def test_run_with_own_server_survives_its_death_and_resumes(tmp_path: Path) -> None:
-    """The judge is a random model that vLLM serves in the job; each reply ends after its first digit."""
+    """The judge is a random model that vLLM serves in the job; each reply is a digit."""
     run, prompt = tmp_path / "run", tmp_path / "judge.txt"
     template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
     # vLLM renders a message of its own at its start, so the tokenizer must know all letters.
@@ -62,8 +62,7 @@ def test_run_with_own_server_survives_its_death_and_resumes(tmp_path: Path) -> N
     prompt.write_text("{question}{completion}=")
     words = [f"prompt={prompt}", "range=[0,9]", "weight=0.5", "price_output=100"]
     words += [f"server.model={model.write(tmp_path / 'judge')}", "server.start_timeout_s=1800"]
-    request = "max_tokens: 4, allowed_token_ids: [2,3,4,5,6,7,8,9,10,11], include_stop_str_in_output: true"
-    tables = [f"request={{{request}, stop: ['0','1','2','3','4','5','6','7','8','9']}}"]
+    tables = ["request={temperature: 1.0, max_tokens: 4, structured_outputs: {regex: '[0-9]'}}"]
     tables += ["server.vllm_args={load_format: dummy, kv_cache_memory_bytes: 67108864}"]
     process = start_run(run, *(f"reward.judge.{word}" for word in words), *(f"+reward.judge.{word}" for word in tables))
     wait_for(lambda: has_rows(run, 42), "no step", process, timeout_s=1800)
@@ -79,6 +78,7 @@ def test_run_with_own_server_survives_its_death_and_resumes(tmp_path: Path) -> N
     finish(start_run(run, verb="resume"), timeout_s=2400)
     after = stage_rows(run)
     assert after[: len(before)] == before and len(after) == 6
+    assert len({row["score/judge"] for row in after}) > 1
     assert [event["service"] for event in events_of(run, "reward/service_died")] == ["judge"]
     for row in after:
         assert row["reward/mean"] == pytest.approx(row["score/arithmetic"] + 0.5 * row["score/judge"])
