@@ -130,6 +130,22 @@ def test_unreachable_api_ends_run_before_first_score(run: RunDir) -> None:
         pass
 
 
+def test_requests_at_once_are_bounded(run: RunDir) -> None:
+    busy: list[str] = []
+    counts: list[int] = []
+
+    def answer(prompt: str) -> Answer:
+        busy.append(prompt)
+        counts.append(len(busy))
+        time.sleep(0.2)
+        busy.remove(prompt)
+        return Answer(prompt)
+
+    with serve_api(answer) as api:
+        results = score(run, judge_config(api, num_connections=2, range=(0, 10)), *"01234567")
+    assert [result.value for result in results] == [number / 10 for number in range(8)] and max(counts) <= 2
+
+
 def test_votes_are_averaged_with_agreement(run: RunDir) -> None:
     verdicts = iter(["GOOD", "hm", "BAD", "GOOD", "GOOD"])
     with serve_api(lambda _: Answer(next(verdicts))) as api:
