@@ -1,5 +1,6 @@
 """Runs on clusters that do not restart jobs: each job has a successor, which continues the run and never remains."""
 
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -183,23 +184,25 @@ def test_lost_node_continues_and_scancel_ends_run(strict_cluster: Cluster, share
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_real_time_limit_continues_in_successor(cluster: Cluster, shared_dir: Path) -> None:
     """Only Slurm's clock ends the jobs, each after its shortest limit, in a partition whose jobs it never requeues."""
     run = start(cluster, shared_dir, *CANCELLED, "job.time_limit=1", "job.checkpoint_lead_s=10")
     for attempt in (2, 3):
         wait_for_step(run, attempt)
-    jobs = [*read_json(run / "job.json")["earlier"], job_id(run)]
     finish(run)
     check_no_job_remains(cluster)
-    assert len({*jobs}) == 3 and not events_of(run, "job/requeued")
+    jobs = [*read_json(run / "job.json")["earlier"], job_id(run)]
     starts, ends = events_of(run, "attempt/started"), events_of(run, "attempt/ended")
-    for begun, ended, job in zip(starts[:2], ends[:2], jobs, strict=False):
+    assert len(starts) == len({*jobs}) >= 3 and not events_of(run, "job/requeued")
+    for begun, ended, job in zip(starts[:-1], ends[:-1], jobs, strict=False):
         assert (ended["outcome"], ended["stopped_by"]) == ("checkpointed", "scheduler"), ended
         assert begun["ends_at"] - begun["start_time"] == 60 and ended["time"] < begun["ends_at"]
         assert "TimeLimit=00:01:00" in cluster.run(["scontrol", "show", "job", job]).stdout
-    log = (run / "attempts/3/logs/driver.log").read_text()
-    saved = sorted(int(path.name.removeprefix("step-")) for path in (run / "checkpoints").iterdir())
-    assert len(saved) == 3 and f"resumes after step {saved[1]}\n" in log
+    logs = "".join(path.read_text() for path in sorted(run.glob("attempts/[1-9]/logs/driver.log")))
+    saved = {path.name.removeprefix("step-") for path in (run / "checkpoints").iterdir()}
+    resumed = re.findall(r"resumes after step (\d+)\n", logs)
+    assert resumed[0] == "0" and len({*resumed}) >= 2 and {*resumed[1:]} < saved
 
 
 @pytest.mark.slow
