@@ -187,22 +187,32 @@ def test_lost_node_continues_and_scancel_ends_run(strict_cluster: Cluster, share
 @pytest.mark.timeout(900)
 def test_real_time_limit_continues_in_successor(cluster: Cluster, shared_dir: Path) -> None:
     """Only Slurm's clock ends the jobs, each after its shortest limit, in a partition whose jobs it never requeues."""
-    run = start(cluster, shared_dir, *CANCELLED, "job.time_limit=1", "job.checkpoint_lead_s=10")
-    for attempt in (2, 3):
-        wait_for_step(run, attempt)
+    run = shared_dir / "run"
+    submit(cluster, run, make_light_python(shared_dir), *CANCELLED, "job.time_limit=1", "job.checkpoint_lead_s=10")
+    wait_until(lambda: len({*read_resumed_steps(run)}) >= 3, "two jobs that resume", timeout_s=600)
     finish(run)
     check_no_job_remains(cluster)
-    jobs = [*read_json(run / "job.json")["earlier"], job_id(run)]
+    check_only_time_limits(run)
+
+
+def read_resumed_steps(run: Path) -> list[str]:
+    """Return the step after which each trainer has started, by attempt."""
+    logs = sorted(run.glob("attempts/[0-9]*/logs/driver.log"), key=lambda path: int(path.parts[-3]))
+    return [step for log in logs for step in re.findall(r"resumes after step (\d+)\n", log.read_text())]
+
+
+def check_only_time_limits(run: Path) -> None:
+    """A busy machine may reach the limit before the trainer has started; no other job loses a step."""
     starts, ends = events_of(run, "attempt/started"), events_of(run, "attempt/ended")
-    assert len(starts) == len({*jobs}) >= 3 and not events_of(run, "job/requeued")
-    for begun, ended, job in zip(starts[:-1], ends[:-1], jobs, strict=False):
-        assert (ended["outcome"], ended["stopped_by"]) == ("checkpointed", "scheduler"), ended
+    jobs = [*read_json(run / "job.json")["earlier"], job_id(run)]
+    assert len(starts) == len(ends) == len({*jobs}) >= 3 and not events_of(run, "job/requeued")
+    for begun, ended in zip(starts[:-1], ends[:-1], strict=True):
+        assert ended["outcome"] in ("checkpointed", "lost") and ended["stopped_by"] == "scheduler", ended
         assert begun["ends_at"] - begun["start_time"] == 60 and ended["time"] < begun["ends_at"]
-        assert "TimeLimit=00:01:00" in cluster.run(["scontrol", "show", "job", job]).stdout
-    logs = "".join(path.read_text() for path in sorted(run.glob("attempts/[1-9]/logs/driver.log")))
+    resumed = read_resumed_steps(run)
     saved = {path.name.removeprefix("step-") for path in (run / "checkpoints").iterdir()}
-    resumed = re.findall(r"resumes after step (\d+)\n", logs)
-    assert resumed[0] == "0" and len({*resumed}) >= 2 and {*resumed[1:]} < saved
+    assert resumed[0] == "0" and {*resumed[1:]} < saved, "each save is where the next trainer resumes"
+    assert resumed == sorted(resumed, key=int)
 
 
 @pytest.mark.slow
