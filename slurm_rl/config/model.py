@@ -1,8 +1,9 @@
 """Config of the model: weights, tokenizer, number format, attention, adapters."""
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field
 
@@ -10,6 +11,8 @@ from slurm_rl.config.section import PositiveFloat, PositiveInt, Section
 from slurm_rl.errors import ConfigError
 
 _UNTRAINED = Path(__file__).parents[1] / "models" / "untrained"
+MAX_LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""Values of vLLM's max_lora_rank."""
 _DType = Literal["auto", "float32", "bfloat16"]
 YARN_ONLY = ("beta_fast", "beta_slow", "attention_factor")
 """Keys of `RopeScalingConfig` that only YaRN has."""
@@ -54,6 +57,11 @@ class LoraConfig(Section):
     """Rank r of A [r, in] and B [out, r]."""
     alpha: PositiveFloat = 64.0
     """Scale: the update is multiplied by alpha / rank."""
+    rank_pattern: dict[str, PositiveInt] = Field(default={})
+    """Other ranks, by end of a layer's name or regular expression as in peft; the first match wins, such as
+    {down_proj: 8}."""
+    alpha_pattern: dict[str, PositiveFloat] = Field(default={})
+    """The same for alpha."""
     target_modules: tuple[str, ...] | Literal["all-linear"] = "all-linear"
     """Linear layers to adapt, by the last part of their names, such as q_proj. all-linear: all, also in a vision tower,
     except the output head, routers, inputs of state-space kernels (x_proj, dt_proj, out_proj) and fused experts; the
@@ -64,6 +72,14 @@ class LoraConfig(Section):
     def problems(self) -> Iterator[str]:
         if not self.target_modules:
             yield "target_modules must name a linear layer; got []. Next: target_modules=all-linear"
+        for pattern in {**self.rank_pattern, **self.alpha_pattern}:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                yield (
+                    f"rank_pattern and alpha_pattern must have regular expressions as keys; got {pattern!r} ({error}). "
+                    "Next: write the end of a layer's name, such as q_proj"
+                )
 
     def choose_targets(self, linear: set[str], model: str) -> set[str]:
         """Return the layers of `linear` (last parts of names) that get adapters.
@@ -86,9 +102,30 @@ class LoraConfig(Section):
             )
         return wanted
 
+    def rank_of(self, layer: str) -> int:
+        return _find_match(self.rank_pattern, layer, self.rank)
+
+    def alpha_of(self, layer: str) -> float:
+        return _find_match(self.alpha_pattern, layer, self.alpha)
+
+    def scaling_of(self, layer: str) -> float:
+        """Return the factor of B A in a layer.
+
+        >>> LoraConfig(rank=8, alpha=8, rank_pattern={"down_proj": 2}).scaling_of("layers.0.mlp.down_proj")
+        4.0
+        """
+        return self.alpha_of(layer) / self.rank_of(layer)
+
     @property
-    def scaling(self) -> float:
-        return self.alpha / self.rank
+    def max_rank(self) -> int:
+        return max(self.rank, *self.rank_pattern.values()) if self.rank_pattern else self.rank
+
+
+_Number = TypeVar("_Number", int, float)
+
+
+def _find_match(patterns: Mapping[str, _Number], layer: str, default: _Number) -> _Number:
+    return next((value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", layer)), default)
 
 
 class RopeScalingConfig(Section):

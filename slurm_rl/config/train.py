@@ -99,10 +99,11 @@ class RolloutConfig(Section):
     inflight_weight_updates: bool = False
     """Continuous batching across steps with in-flight weight updates (PipelineRL); faster with uneven lengths, not
     reproducible. Needs max_off_policy_steps >= 1; see algorithm.correction."""
-    weight_transfer: Literal["auto", "ray", "gloo", "nccl", "ipc"] = "auto"
+    weight_transfer: Literal["auto", "adapters", "ray", "gloo", "nccl", "ipc"] = "auto"
     """Transport of new weights to engines. ray: host memory and Ray's object store; gloo: CPU to CPU; nccl: to engines
-    on other GPUs; ipc: to colocated engines. auto: nccl or ipc on GPUs; ray on CPU. LoRA runs send only adapters by
-    ray, and merged weights otherwise."""
+    on other GPUs; ipc: to colocated engines. auto: nccl or ipc on GPUs; ray on CPU. adapters: vLLM swaps LoRA adapters
+    in its memory; auto chooses it where vLLM supports it, and `plan` names the reason otherwise. The other values send
+    merged weights."""
     max_tokens: PositiveInt = 1024
     """Longest completion, in tokens."""
     temperature: PositiveFloat = 1.0
@@ -153,7 +154,7 @@ class RolloutConfig(Section):
     @property
     def transfers_directly(self) -> bool:
         """Whether weights go from the policy's memory to the engine's, without Ray's object store."""
-        return self.weight_transfer not in ("auto", "ray")
+        return self.weight_transfer in ("gloo", "nccl", "ipc")
 
     def problems(self) -> Iterator[str]:
         refused = {"nccl": True, "ipc": False}.get(self.weight_transfer)

@@ -112,7 +112,7 @@ def _read_model(policy: Path, model_path: str, model: ModelConfig, module: Any) 
         (name, (files.read(name) if files is not None and tensor.is_meta else tensor.detach()).to(_dtype(model)))
         for name, tensor in wanted
     )
-    yield from merge_into_base(tensors, adapters, model.lora.scaling, torch.device("cpu"))
+    yield from merge_into_base(tensors, adapters, model.lora)
 
 
 def _dtype(model: ModelConfig) -> torch.dtype:

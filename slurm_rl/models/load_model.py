@@ -6,16 +6,15 @@ one policy at two moments, and GPT-2's dropout of 0.1 would change them by 0.03 
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import init_empty_weights
-from torch import Tensor, nn
+from torch import nn
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     AutoModelForSequenceClassification,
@@ -252,27 +251,3 @@ def _prepare(model: PreTrainedModel, config: ModelConfig, any_mask: bool) -> Pre
     if config.gradient_checkpointing is True:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return model.train()
-
-
-def find_tied(path: str | Path) -> dict[str, str]:
-    """Return tied name -> last two parts of the shared weight's name: lm_head.weight -> embed_tokens.weight."""
-    config = AutoConfig.from_pretrained(path, local_files_only=True)
-    if not getattr(config.get_text_config(), "tie_word_embeddings", False):
-        return {}
-    kind = model_class(config)._model_mapping[type(config)]
-    return {name: _suffix(source) for name, source in (kind._tied_weights_keys or {}).items()}
-
-
-def name_tied(tensors: Iterable[tuple[str, Tensor]], tied: Mapping[str, str]) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors, and each tied weight under the names that the files leave out."""
-    aliases: dict[str, Tensor] = {}
-    seen: set[str] = set()
-    for name, tensor in tensors:
-        seen.add(name)
-        aliases |= {alias: tensor for alias, source in tied.items() if _suffix(name) == source}
-        yield name, tensor
-    yield from ((name, tensor) for name, tensor in aliases.items() if name not in seen)
-
-
-def _suffix(name: str) -> str:
-    return ".".join(name.split(".")[-2:])

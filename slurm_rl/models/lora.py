@@ -43,7 +43,8 @@ def add_adapters(model: Any, config: LoraConfig, seed: int) -> AdaptedLayers:
         # Built one by one: peft's own injection matches names by suffix, and adapts fused experts of equal names.
         for name in layers.names:
             base = model.get_submodule(name)
-            model.set_submodule(name, Linear(base, ADAPTER, config=peft_config, r=config.rank, lora_alpha=config.alpha))
+            rank, alpha = config.rank_of(name), config.alpha_of(name)
+            model.set_submodule(name, Linear(base, ADAPTER, config=peft_config, r=rank, lora_alpha=alpha))
         torch.manual_seed(seed)
         for name in layers.names:
             layer = model.get_submodule(name)
@@ -58,7 +59,10 @@ def add_adapters(model: Any, config: LoraConfig, seed: int) -> AdaptedLayers:
 def _build_peft_config(config: LoraConfig, names: list[str], **fields: Any) -> Any:
     from peft import LoraConfig as PeftConfig
 
-    return PeftConfig(r=config.rank, lora_alpha=config.alpha, lora_dropout=0.0, target_modules=names, **fields)
+    patterns = {"rank_pattern": dict(config.rank_pattern), "alpha_pattern": dict(config.alpha_pattern)}
+    return PeftConfig(
+        r=config.rank, lora_alpha=config.alpha, lora_dropout=0.0, target_modules=names, **patterns, **fields
+    )
 
 
 def is_adapter(name: str) -> bool:
@@ -93,7 +97,7 @@ def merge(base: Tensor, a: Tensor, b: Tensor, scaling: float) -> Tensor:
     return torch.addmm(base.float(), b.float(), a.float(), alpha=scaling).to(base.dtype)
 
 
-def merge_state(state: Iterable[tuple[str, Tensor]], scaling: float) -> Iterator[tuple[str, Tensor]]:
+def merge_state(state: Iterable[tuple[str, Tensor]], config: LoraConfig) -> Iterator[tuple[str, Tensor]]:
     """Yield the plain model's tensors from an adapted one's."""
     waiting: dict[str, dict[str, Tensor]] = {}
     for name, tensor in state:
@@ -106,13 +110,14 @@ def merge_state(state: Iterable[tuple[str, Tensor]], scaling: float) -> Iterator
         parts[part.partition(".")[0]] = tensor
         if len(parts) == 3:
             del waiting[layer]
+            scaling = config.scaling_of(layer)
             yield f"{layer}.weight", merge(parts["base_layer"], parts["lora_A"], parts["lora_B"], scaling)
 
 
 def merge_into_base(
-    base: Iterable[tuple[str, Tensor]], adapters: dict[str, Tensor], scaling: float, device: torch.device
+    base: Iterable[tuple[str, Tensor]], adapters: dict[str, Tensor], config: LoraConfig
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield a plain base's tensors with the adapters (under our names) merged on `device`.
+    """Yield a plain base's tensors with the adapters (under our names) merged.
 
     Raises:
         ConfigError: an adapter has no layer in this base.
@@ -125,8 +130,8 @@ def merge_into_base(
         layer = name.removesuffix(".weight")
         if layer in layers:
             layers.remove(layer)
-            a, b = (adapters[f"{layer}.lora_{part}.weight"].to(device) for part in "AB")
-            tensor = merge(tensor.to(device), a, b, scaling)
+            a, b = (adapters[f"{layer}.lora_{part}.weight"] for part in "AB")
+            tensor = merge(tensor, a, b, config.scaling_of(layer))
         yield name, tensor
     yield from heads.items()
     if layers:

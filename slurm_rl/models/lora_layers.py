@@ -34,6 +34,13 @@ def choose_layers(model: Any, config: LoraConfig) -> AdaptedLayers:
     kinds = {_last(name) for name in linear}
     wanted = config.choose_targets(kinds, type(model).__name__)
     chosen = {name: module for name, module in linear.items() if _last(name) in wanted}
+    for pattern in {**config.rank_pattern, **config.alpha_pattern}:
+        if not any(LoraConfig(rank_pattern={pattern: 2}, rank=1).rank_of(name) == 2 for name in chosen):
+            raise ConfigError(
+                "model.lora.rank_pattern and alpha_pattern must name layers with an adapter",
+                seen=pattern,
+                action=f"choose from {', '.join(sorted(wanted))}, or write a regular expression of a layer's full name",
+            )
     if config.export == "adapter":
         _require_loadable(model, list(chosen))
     return _measure_layers(model, chosen, head)
@@ -83,7 +90,7 @@ def check_targets(model_path: str, config: ModelConfig, *, are_sent: bool) -> Ad
     """Return the layers to adapt in the model of this folder, without its weights; None without model.lora.
 
     Args:
-        are_sent: engines merge the adapters into the base's files, which must have these layers.
+        are_sent: engines get the adapters under the names that the layers have in the base's files.
     """
     from slurm_rl.models.load_model import build_empty
     from slurm_rl.models.published_names import name_layers_in_files

@@ -66,7 +66,7 @@ class PolicyWeights:
 
     def _merge(self, state: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         config = self.model_config.lora
-        return state if config is None else lora.merge_state(state, config.scaling)
+        return state if config is None else lora.merge_state(state, config)
 
     def adapter_state(self, place: torch.device | None = None) -> Iterator[tuple[str, Tensor]]:
         """Yield the adapters (float32, `q_proj.lora_A.weight` [r, in], `q_proj.lora_B.weight` [out, r]) and a reward
@@ -75,12 +75,13 @@ class PolicyWeights:
         return ((plain_name(name), tensor) for name, tensor in state)
 
     def adapters_to_send(self, place: torch.device | None = None) -> Iterator[tuple[str, Tensor]]:
-        """Yield `adapter_state()` under the names that the layers have in the files of the base."""
-        assert self.adapted is not None
+        """Yield `adapter_state()` under the names that the layers have in the files of the base, B scaled."""
+        config = self.model_config.lora
+        assert self.adapted is not None and config is not None
         named = name_layers_in_files(self.module, self._shapes, self.adapted.names, WeightFiles(self._base).file_of)
         for name, tensor in self.adapter_state(place):
             layer, kind = name.rsplit(".lora_", 1)
-            yield f"{named[layer]}.lora_{kind}", tensor
+            yield f"{named[layer]}.lora_{kind}", tensor * config.scaling_of(layer) if kind[0] == "B" else tensor
 
     def export(self, folder: Path, *, adapters_apart: bool = False) -> None:
         """Write model and tokenizer as a Hugging Face folder from rank 0, with adapters merged.

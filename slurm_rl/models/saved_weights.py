@@ -95,7 +95,11 @@ def build_layout(module: Any, model: ModelConfig, policy: PolicyConfig) -> dict[
         "zero_stage": policy.zero_stage if policy.backend == "deepspeed" else None,
         "num_workers": distributed.get_world_size(),
         # Settings that adapters depend on.
-        "lora": lora and {"alpha": lora.alpha, "rank": lora.rank, "base": model.init_from or model.source},
+        "lora": lora
+        and {
+            **{name: getattr(lora, name) for name in ("alpha", "rank", "rank_pattern", "alpha_pattern")},
+            "base": model.init_from or model.source,
+        },
         # ZeRO-3 leaves empty parameters that remember their shape.
         "parameters": {
             name: list(getattr(parameter, "ds_shape", parameter.shape))

@@ -74,7 +74,7 @@ def build_plan(config: RunConfig, run_dir: str, facts: SubmitFacts) -> JobPlan:
         preflight=build_preflight(config),
         driver_argv=build_driver_argv(config.task, python, run_dir),
         actors=actors,
-        weight_transfer=choose_transfer(layout.fill_in(config), actors)[0],
+        weight_transfer=choose_transfer(layout.fill_in(config), actors, facts.model_shape)[0],
         layout=layout,
         ray=RayPlan(int(config.ray.object_store_gb * 1e9), config.ray.dashboard, config.ray.dashboard_port),
         limits=_limits(config),

@@ -35,7 +35,7 @@ def render_explanation(config: RunConfig, plan: JobPlan, shape: ModelShape | Non
     Args:
         prompts: how prompts become text; see `describe_prompts`.
     """
-    found = list_reasons(config, plan)
+    found = list_reasons(config, plan, shape)
     reasons = [line for why in found for line in _wrap(": ".join(why) + ".", "  ", "    ")]
     lines = [
         *_section("run", _run(config, shape, prompts)),
@@ -135,7 +135,7 @@ def _model(config: RunConfig, shape: ModelShape | None) -> str:
     model = config.model
     name = model.path or f"{model.from_config} with random weights"
     size = "" if shape is None else f", {_count(shape.num_parameters)} parameters"
-    trained = "all trained" if model.lora is None else f"adapters of rank {model.lora.rank} trained"
+    trained = "all trained" if model.lora is None else f"adapters of rank {model.lora.max_rank} trained"
     if model.lora is not None and shape is not None and shape.num_experts > 1:
         trained += f", none on its {shape.num_experts} experts"
     return f"{name}{size}, {model.dtype}, {trained}"

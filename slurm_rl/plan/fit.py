@@ -137,14 +137,14 @@ def find_fitting(setting: Setting) -> Setting | None:
     return None if found is None else found.setting
 
 
-def host_memory(setting: Setting, roles: Mapping[str, int], *, is_head: bool, direct: bool) -> dict[str, float]:
+def host_memory(setting: Setting, roles: Mapping[str, int], *, is_head: bool, transfer: str) -> dict[str, float]:
     """Return the host memory of a node by phase, in GB, without the programs' own few GB per process.
 
     It holds offloaded states and copies, and without GPUs all memory.
 
     Args:
         roles: processes of each role on the node.
-        direct: weights are transferred without Ray's object store.
+        transfer: transport of new weights.
     """
     phases_gb, on_cpu = dict.fromkeys(PHASES, 0.0), not setting.config.cluster.gpus_per_node
     for role, memory in setting.needs().items():
@@ -152,9 +152,11 @@ def host_memory(setting: Setting, roles: Mapping[str, int], *, is_head: bool, di
             host = memory.host_gb.get(phase, memory.host_gb["train"])
             phases_gb[phase] += roles.get(role, 0) * (host + on_cpu * (memory.phases_gb[phase] - RESERVE_GB))
     engines = roles.get("rollout", 0)
-    if engines and on_cpu:
-        phases_gb = {phase: value + engines * setting.engine.weights_gb for phase, value in phases_gb.items()}
-    if engines and not direct and setting.config.model.lora is None:
+    # Engines that keep their base weights sleep with a copy in host memory.
+    if engines and (on_cpu or (transfer == "adapters" and setting.colocated)):
+        weights_gb = engines * setting.tensor_parallel_size * setting.engine.weights_gb
+        phases_gb = {phase: value + weights_gb for phase, value in phases_gb.items()}
+    if engines and transfer == "ray":
         # The head holds the records and their copy in Ray's object store.
         phases_gb["sync"] += setting.shape.num_parameters * bytes_per_value(setting.config) / GB * (2 if is_head else 1)
     return phases_gb

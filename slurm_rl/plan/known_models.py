@@ -6,10 +6,21 @@ the billions of parameters of the model card or paper, which tests/unit/plan/tes
 
 import csv
 import functools
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from slurm_rl.plan.memory import ModelShape
+
+_CLASSES = {
+    "-vl-|mixtral|-a3b|-a22b": "",
+    "qwen3-": "Qwen3ForCausalLM",
+    "qwen": "Qwen2ForCausalLM",
+    "llama|smollm2": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+}
+"""Architecture by a part of the name; the first match wins, and other names have none."""
 
 
 @functools.cache
@@ -24,8 +35,12 @@ def load_known() -> dict[str, ModelShape]:
         del row["billions"]
         sizes: dict[str, Any] = {key: int(value) for key, value in (row | more).items()}
         shape = ModelShape(is_tied=is_tied, **sizes)
-        known |= {f"{owner}/{name}".lower(): shape for name in names}
+        known |= {f"{owner}/{name}".lower(): replace(shape, architecture=_name_class(name)) for name in names}
     return known
+
+
+def _name_class(name: str) -> str:
+    return next((cls for part, cls in _CLASSES.items() if re.search(part, name.lower())), "")
 
 
 def find_known(name: str) -> ModelShape | None:

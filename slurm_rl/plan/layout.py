@@ -203,8 +203,8 @@ def _host_memory_by_node(found: Setting, actors: Sequence[ActorPlan]) -> dict[in
     nodes: dict[int, Counter[str]] = {}
     for actor in actors:
         nodes.setdefault(actor.node, Counter())[actor.role] += 1
-    direct = choose_transfer(found.config, actors)[0] != "ray"
-    return {node: host_memory(found, roles, is_head=node == 0, direct=direct) for node, roles in nodes.items()}
+    transfer = choose_transfer(found.config, actors, found.shape)[0]
+    return {node: host_memory(found, roles, is_head=node == 0, transfer=transfer) for node, roles in nodes.items()}
 
 
 def _explain_unknown(config: RunConfig, shape: ModelShape | None) -> str:

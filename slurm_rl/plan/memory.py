@@ -71,6 +71,8 @@ class ModelShape:
     """Values per expert width that training keeps: gate, up, activated gate and product."""
     other_parameters: int = 0
     """Parameters in the model's files that are not in the formula: biases, norms, parts of other kinds."""
+    architecture: str = ""
+    """Class of the model, such as Qwen3ForCausalLM; empty without its config.json."""
 
     @property
     def value_size(self) -> int:

@@ -61,6 +61,7 @@ def parse_shape(config: Mapping[str, Any], counted: int | None = None) -> ModelS
         has_head_norm=_has_head_norm(text),
         expert_kept_values=6 if text.get("model_type") == "gpt_oss" else 4,  # its activation has two more steps
         mlp_matrices=2 if text.get("model_type") in _UNGATED else 3,
+        architecture=next(iter(config.get("architectures") or ()), ""),
     )
     if counted is None:
         kinds = set(_list_layers(text, layers)) - {*_ATTENTION, "linear_attention"}

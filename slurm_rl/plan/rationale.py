@@ -15,12 +15,13 @@ from slurm_rl.plan.transfer import choose_transfer
 
 if TYPE_CHECKING:
     from slurm_rl.config.run import RunConfig
+    from slurm_rl.plan.memory import ModelShape
 
 Reason = tuple[str, str]
 """A choice and the reason for it."""
 
 
-def list_reasons(config: RunConfig, plan: JobPlan) -> list[Reason]:
+def list_reasons(config: RunConfig, plan: JobPlan, shape: ModelShape | None) -> list[Reason]:
     """Return the reasons of a run; none for an external program, which chooses everything itself."""
     if plan.external is not None:
         return []
@@ -28,7 +29,7 @@ def list_reasons(config: RunConfig, plan: JobPlan) -> list[Reason]:
         return [_explain_engines(config, plan)]
     found = [_explain_placement(config, plan), _explain_sizes(config, plan)]
     if plan.torchrun is None:
-        found += [_explain_engines(config, plan), _explain_weights(config, plan), *_explain_models(config)]
+        found += [_explain_engines(config, plan), _explain_weights(config, plan, shape), *_explain_models(config)]
         exactness = explain_exactness(config)
         found += [exactness] if exactness is not None else []
     if config.model.attention == "auto":
@@ -107,8 +108,9 @@ def list_speed(plan: JobPlan) -> list[Reason]:
     return [("step", whole), *(("next best" if not at else "", text) for at, text in enumerate(plan.layout.next_best))]
 
 
-def _explain_weights(config: RunConfig, plan: JobPlan) -> Reason:
-    return f"weight transfer by {plan.weight_transfer}", choose_transfer(plan.layout.fill_in(config), plan.actors)[1]
+def _explain_weights(config: RunConfig, plan: JobPlan, shape: ModelShape | None) -> Reason:
+    transport, why = choose_transfer(plan.layout.fill_in(config), plan.actors, shape)
+    return f"weight transfer by {transport}", why
 
 
 def _explain_models(config: RunConfig) -> list[Reason]:

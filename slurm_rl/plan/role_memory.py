@@ -78,7 +78,7 @@ def checkpoint_bytes(config: RunConfig, shape: ModelShape) -> int:
     DeepSpeed also writes the weights in the model's dtype.
     """
     lora = config.model.lora
-    trained = shape.num_parameters if lora is None else shape.adapter_parameters(lora.rank)
+    trained = shape.num_parameters if lora is None else shape.adapter_parameters(lora.max_rank)
     more = 2 if config.policy.backend == "deepspeed" and config.model.dtype == "bfloat16" else 0
     return (trained + config.has_critic * shape.num_parameters) * (12 + more)
 
@@ -96,7 +96,7 @@ def _load(config: RunConfig, num_workers: int) -> PolicyLoad:
         gradient_checkpointing=config.model.gradient_checkpointing is True,
         micro_batch_tokens=config.policy.micro_batch_tokens or DEFAULT_MICRO_BATCH_TOKENS,
         offload=config.policy.offloaded,
-        lora_rank=None if config.model.lora is None else config.model.lora.rank,
+        lora_rank=None if config.model.lora is None else config.model.lora.max_rank,
         logit_rows=config.policy.chunk_tokens,
         entropy_gradient=config.task == "grpo" and config.algorithm.entropy_coef > 0,
         held_bytes=HELD_GRADIENTS * GB * (config.cluster.gpu_mem_gb or 0),

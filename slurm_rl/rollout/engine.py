@@ -61,7 +61,7 @@ class RolloutEngine(Protocol):
         """
 
     def load_weights(self, version: int, records: Sequence[WeightRecord], probe: TokenPrompt) -> HeldWeights:
-        """Load all weights, or adapters to merge into the base model, and report the weights held."""
+        """Load all weights, or swap adapters, and report the weights held."""
 
     def call_workers(self, method: str, arguments: dict[str, Any]) -> None:
         """Run a step of a direct weight transfer on every tensor-parallel rank."""

@@ -29,11 +29,12 @@ class WeightSender:
     """Sender of the transfer group; None before it is opened."""
 
     def pack_weights(self, probe: TokenPrompt) -> tuple[list[WeightRecord], SentWeights]:
-        """Return the changed weights: all weights, or only the adapters. Only rank 0 has records."""
+        """Return the changed weights: all weights, or the adapters that engines swap. Only rank 0 has records."""
         from slurm_rl.models.distributed import get_rank
         from slurm_rl.rollout.weights.weight_record import SentWeights, pack_weights
 
-        read = self.engine.state_to_send if self.config.model.lora is None else self.engine.adapters_to_send
+        swaps = self.config.rollout.weight_transfer == "adapters"
+        read = self.engine.adapters_to_send if swaps else self.engine.state_to_send
         state = read(self.device)  # on every rank: gathering is collective
         if get_rank() == 0:
             records, checksum = pack_weights(state)
@@ -41,7 +42,7 @@ class WeightSender:
             records, checksum = [], ""
             for _ in state:
                 pass
-        sent = SentWeights(checksum, self._probe(probe))
+        sent = SentWeights(checksum, self._probe(probe), sum(record.data.nbytes for record in records))
         self._free_gpus()
         return records, sent
 
@@ -78,7 +79,8 @@ class WeightSender:
             torch.cuda.synchronize()
         self._free_gpus()  # the first tensor wakes the engines
         self.sender.send_weights()
-        sent = SentWeights(self.sender.source.checksum.hexdigest(), logprobs)
+        checksum = self.sender.source.checksum
+        sent = SentWeights(checksum.hexdigest(), logprobs, checksum.num_bytes)
         self._free_gpus()
         return sent
 

@@ -6,8 +6,8 @@ import re
 import pytest
 
 from slurm_rl.config.engine_args import OURS
-from slurm_rl.config.model import LoraConfig, ModelConfig
-from slurm_rl.rollout.vllm.engine import describe_load
+from slurm_rl.config.train import RolloutConfig
+from slurm_rl.rollout.vllm.engine import choose_load
 from tests.contracts.source import Package, ResolvedName
 from tests.contracts.uses import (
     Use,
@@ -39,6 +39,8 @@ OBJECTS = [
     ("rollout/vllm/outputs.py", "step[token]", "vllm.logprobs:Logprob"),
     ("rollout/vllm/vision_inputs.py", "output", "vllm:RequestOutput"),
     ("rollout/vllm/worker_extension.py", "RolloutWorkerExtension/self", "vllm.v1.worker.gpu_worker:Worker"),
+    ("rollout/vllm/adapters.py", "manager", "vllm.lora.model_manager:LRUCacheLoRAModelManager"),
+    ("rollout/vllm/adapters.py", "adapter", "vllm.lora.lora_model:LoRAModel"),
     ("rollout/vllm/transfer.py", "meta", "vllm.distributed.weight_transfer.base:ParamMeta"),
 ]
 WORKER = "vllm.v1.worker.gpu_worker:Worker"
@@ -109,9 +111,8 @@ def test_workers_have_methods_called_by_name(vllm: Package) -> None:
         assert name in members, f"{place}: neither vLLM's worker nor our extension has {name}"
         assert unaccepted_names(members[name], keys, method=True) == set(), f"{place}: {name}{members[name].bound}"
         members[name].bound.bind_partial(*[None] * count)
-    for model in (ModelConfig(path="/m"), ModelConfig(path="/m", lora=LoraConfig(target_modules=("q_proj",)))):
-        name, *arguments = describe_load("/m", model)
-        members[name].bound.bind_partial(None, *arguments)
+    for transfer in ("ray", "adapters"):
+        members[choose_load(RolloutConfig(weight_transfer=transfer))[0]].bound.bind(None)
 
 
 def test_worker_extension_has_no_name_collision(vllm: Package) -> None:

@@ -89,6 +89,16 @@ QUOTES = [
         "level 2 keeps no copy of the weights in host memory",
     ),
     (
+        f"{_WORKER}.load_model",
+        "self._maybe_get_memory_pool_context(tag='weights')",
+        "vLLM's buffers of adapters sleep and wake with the weights, at level 1 with their values",
+    ),
+    (
+        "vllm.v1.worker.lora_model_runner_mixin:LoRAModelRunnerMixin.load_lora_model",
+        "self.lora_manager = LRUCacheWorkerLoRAManager(",
+        "worker_extension.py takes the manager of either model runner",
+    ),
+    (
         "vllm.device_allocator:DEFERRABLE_TAGS",
         "('weights', 'kv_cache')",
         "other memory (workspaces, CUDA graphs) returns with the first tag that is woken",

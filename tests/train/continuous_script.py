@@ -14,11 +14,12 @@ import numpy as np
 import torch
 
 from slurm_rl.algorithms.sequences import TokenPrompt, TrainSequence
-from slurm_rl.config.model import ModelConfig
-from slurm_rl.config.train import RolloutConfig
+from slurm_rl.config.model import LoraConfig, ModelConfig
+from slurm_rl.config.train import OptimConfig, PolicyConfig, RolloutConfig
 from slurm_rl.data.groups import SamplingSpec, Trajectory
 from slurm_rl.models.forward import RowReader
 from slurm_rl.models.load_model import load_model
+from slurm_rl.models.policy import PolicyEngine
 from slurm_rl.rollout.vllm.async_engine import AsyncVLLMEngine
 from slurm_rl.rollout.weights.weight_record import pack_weights
 from tests.tiny_models import TinyModel, build_tiny_model
@@ -29,16 +30,46 @@ TINY = TinyModel(characters="".join(chr(0x4E00 + i) for i in range(2000)), conte
 PROMPTS = [TokenPrompt(token_ids=ids) for ids in ([5, 6, 7], [8, 9], [10, 11, 12, 13])]
 
 
-async def main(folder: Path) -> None:
+def build_whole(folder: Path) -> tuple[ModelConfig, list[torch.nn.Module], list[Any]]:
+    """Return two models, and their states as the engine receives them."""
     models = []
     for seed in (0, 1):
         build_tiny_model(TINY, seed, folder / str(seed))
         models.append(load_model(str(folder / str(seed)), ModelConfig(path=str(folder / str(seed)))).eval())
-    states, checksums = zip(*(pack_weights(model.state_dict().items()) for model in models), strict=True)
+    return ModelConfig(path=str(folder / "0")), models, [model.state_dict().items() for model in models]
+
+
+def build_adapted(folder: Path) -> tuple[ModelConfig, list[torch.nn.Module], list[Any]]:
+    """The same of one model with two adapters."""
+    build_tiny_model(TINY, 0, folder / "0")
+    model = ModelConfig(path=str(folder / "0"), lora=LoraConfig(rank=4, target_modules=("q_proj", "v_proj", "up_proj")))
+    policies = [
+        PolicyEngine(folder / "0", model, PolicyConfig(num_threads=1), OptimConfig(), temperature=1.0) for _ in range(2)
+    ]
+    for number, policy in enumerate(policies):
+        torch.manual_seed(number)
+        draw_adapters(policy.module)
+    return model, [policy.module.eval() for policy in policies], [policy.adapters_to_send() for policy in policies]
+
+
+def draw_adapters(module: torch.nn.Module) -> None:
+    """Draw random adapters that move the logprobs."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                parameter.normal_(std=0.3)
+
+
+async def main(folder: Path, weights: str) -> None:
+    model, models, sent = (build_whole if weights == "whole" else build_adapted)(folder)
+    states, checksums = zip(*map(pack_weights, sent), strict=True)
     rollout = RolloutConfig(
-        inflight_weight_updates=True, max_off_policy_steps=1, max_num_seqs=16, weight_transfer="gloo"
+        inflight_weight_updates=True,
+        max_off_policy_steps=1,
+        max_num_seqs=16,
+        weight_transfer="gloo" if weights == "whole" else "adapters",
     )
-    engine = AsyncVLLMEngine(str(folder / "0"), ModelConfig(path=str(folder / "0")), rollout, CONTEXT, 0)
+    engine = AsyncVLLMEngine(str(folder / "0"), model, rollout, CONTEXT, 0)
     await engine.ready()
     spec = SamplingSpec(2, 400, 1.0, 1.0, 0)
     probe = TokenPrompt(token_ids=list(range(20, 40)))
@@ -48,11 +79,15 @@ async def main(folder: Path) -> None:
     calls.append(asyncio.create_task(engine.generate(PROMPTS, [0, 10, 20], spec)))
     held = await engine.load_weights(1, states[1], probe)
     await wait_for_tokens(engine, 180)
-    # From memory, while both batches are in flight; the sender blocks, so it runs in a thread.
-    loop = asyncio.get_running_loop()
-    client = OneEngine(lambda *call: asyncio.run_coroutine_threadsafe(engine.call_workers(*call), loop).result())
-    await asyncio.to_thread(send_directly, client, models[0])
-    assert (await engine.confirm_weights(2, None, probe)).checksums == [checksums[0]]
+    if weights == "whole":
+        # From memory, while both batches are in flight; the sender blocks, so it runs in a thread.
+        loop = asyncio.get_running_loop()
+        client = OneEngine(lambda *call: asyncio.run_coroutine_threadsafe(engine.call_workers(*call), loop).result())
+        await asyncio.to_thread(send_directly, client, models[0])
+        last = await engine.confirm_weights(2, None, probe)
+    else:
+        last = await engine.load_weights(2, states[0], probe)
+    assert last.checksums == [checksums[0]]
     batches = await asyncio.gather(*calls)
     completions = [(p.token_ids, c) for batch in batches for p, g in zip(PROMPTS, batch, strict=True) for c in g]
     differences = [np.abs(np.asarray(c.logprobs) - expected_logprobs(models, p, c)).max() for p, c in completions]
@@ -123,4 +158,4 @@ def expected_logprobs(models: list[torch.nn.Module], prompt: list[int], completi
 
 
 if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1])))
+    asyncio.run(main(Path(sys.argv[1]), sys.argv[2]))

@@ -77,7 +77,7 @@ def study_adapters(build: Any, preset: str) -> LoraFinding:
     trained = compute_logprobs(model)
 
     def merged() -> Any:
-        state = merge_state(model.state_dict().items(), config.scaling)
+        state = merge_state(model.state_dict().items(), config)
         return check_complete(state, shapes, CheckpointError, "complete", seen="", action="")
 
     plain.load_state_dict(dict(merged()))

@@ -17,7 +17,6 @@ from slurm_rl.config.train import OptimConfig, PolicyConfig
 from slurm_rl.errors import WeightSyncError
 from slurm_rl.models.policy import PolicyEngine
 from slurm_rl.plan.job import ActorPlan
-from slurm_rl.rollout.vllm.engine import describe_load
 from slurm_rl.rollout.vllm.gloo_transfer import GlooTrainerEngine, GlooTrainerInitInfo
 from slurm_rl.rollout.vllm.transfer import _build_source
 from slurm_rl.rollout.vllm.worker_extension import RolloutWorkerExtension
@@ -108,10 +107,8 @@ def main(folder: Path, family: str) -> None:
     engine = start_engine(cluster, config, str(folder / "m"), prompts, 0)  # type: ignore[arg-type]
     targets = ("q_b_proj", "kv_b_proj") if family == "deepseek_v3" else ("q_proj", "v_proj")
     whole, adapted = (build_policy(folder / "m", lora) for lora in (None, LoraConfig(rank=4, target_modules=targets)))
-    held: Any = engine.handle.target
 
     def sync(policy: PolicyWorker, transport: Callable[[], Any]) -> float | str:
-        held.load_call = describe_load(str(folder / "m"), policy.config.model)
         weights = WeightSync(
             cluster,  # type: ignore[arg-type]
             transport(),
@@ -132,14 +129,14 @@ def main(folder: Path, family: str) -> None:
     found: dict[str, Any] = {}
     extension: Any = RolloutWorkerExtension
     real, extension._reload = extension._reload, receive_without_use
-    found["unused"] = {"whole": sync(whole, store(whole)), "adapters": sync(adapted, store(adapted))}
+    found["unused"] = {"whole": sync(whole, store(whole)), "merged": sync(adapted, store(adapted))}
     extension._reload = real
     torch.manual_seed(0)
     gloo = Gloo(whole, engine)
     for name, policy, transport in (
         ("store", whole, store(whole)),
         ("gloo", whole, lambda: gloo),
-        ("adapters", adapted, store(adapted)),
+        ("merged", adapted, store(adapted)),
     ):
         found[name] = [sync(policy, transport)]
         for _ in range(2):

@@ -37,6 +37,9 @@ from tests.train.test_engine_policy import CPU, cross_entropy
 from tests.unit.models.test_store_address import free_port
 
 LORA = LoraConfig(rank=4, alpha=8.0)
+SCALED = LoraConfig(rank=1, alpha=1.0)
+"""Config of adapters with the scale in B."""
+PATTERNS = LoraConfig(rank=4, alpha=8.0, rank_pattern={"o_proj": 2}, alpha_pattern={r"layers\.1\..*": 3.0})
 
 
 def build_engine(
@@ -74,9 +77,12 @@ def test_fresh_adapters_change_nothing_and_follow_seed(folder: Path) -> None:
     assert any(not torch.equal(first[name], third[name]) for name in first)
 
 
-def test_merged_and_separate_adapters_agree(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("lora", [LORA, PATTERNS])
+def test_merged_and_separate_adapters_agree(folder: Path, tmp_path: Path, lora: LoraConfig) -> None:
     """Logprobs of the engine, the merged export, peft's loading, and the base with sent adapters agree to 1e-5."""
-    engine = build_engine(folder)
+    engine = build_engine(folder, lora)
+    ranks = {(name.split(".")[-3], a.shape[0]) for name, a in engine.adapter_state() if ".lora_A." in name}
+    assert ranks >= {("q_proj", 4), ("o_proj", lora.rank_of("o_proj"))}
     train(engine, range(4))
     expected = logprobs_of(engine)
     assert np.abs(expected - logprobs_of(build_engine(folder, None))).max() > 0.1, "nothing was learned"
@@ -91,7 +97,7 @@ def test_merged_and_separate_adapters_agree(folder: Path, tmp_path: Path) -> Non
 
     sent = AutoModelForCausalLM.from_pretrained(folder)
     base = read_base(folder, torch.float32)
-    sent.load_state_dict(dict(merge_into_base(base, dict(engine.adapter_state()), LORA.scaling, CPU)), strict=False)
+    sent.load_state_dict(dict(merge_into_base(base, dict(engine.adapters_to_send()), SCALED)), strict=False)
     np.testing.assert_allclose(logprobs_under(sent), expected, rtol=0, atol=1e-5)
 
 
@@ -113,7 +119,7 @@ def test_sent_weights_equal_merged_adapters(folder: Path, lora: LoraConfig | Non
     assert announced == [(name, tensor.dtype, tensor.shape) for name, tensor in sent]
     if lora is not None:
         base = read_base(folder, getattr(torch, dtype))
-        for name, merged in merge_into_base(base, dict(engine.adapter_state()), LORA.scaling, CPU):
+        for name, merged in merge_into_base(base, dict(engine.adapter_state()), LORA):
             assert torch.equal(dict(sent)[name], merged), name
 
 
@@ -148,6 +154,12 @@ def test_checkpoint_of_other_adapters_is_refused(folder: Path, tmp_path: Path, l
         build_engine(folder, lora).load(tmp_path)
 
 
+def test_pattern_without_layer_is_refused(folder: Path) -> None:
+    lora = LoraConfig(target_modules=("q_proj",), rank_pattern={"down_proj": 2})
+    with pytest.raises(ConfigError, match=r"layers with an adapter; got down_proj\. Next: choose from q_proj"):
+        build_engine(folder, lora)
+
+
 @pytest.mark.parametrize("target", ["qproj", "lm_head", "embed_tokens", "norm"])
 def test_nonlinear_target_is_refused_with_valid_ones(folder: Path, target: str) -> None:
     lora = LoraConfig(target_modules=("q_proj", target))
@@ -165,7 +177,7 @@ def test_nonlinear_target_is_refused_with_valid_ones(folder: Path, target: str) 
 def test_adapter_without_base_layer_is_refused(folder: Path) -> None:
     lost = {f"model.layers.7.q_proj.lora_{part}.weight": torch.zeros(1, 1) for part in "AB"}
     with pytest.raises(ConfigError, match=r"every layer.*model\.layers\.7\.q_proj"):
-        list(merge_into_base(read_base(folder, torch.float32), lost, 1.0, CPU))
+        list(merge_into_base(read_base(folder, torch.float32), lost, LORA))
 
 
 def test_reward_head_is_trained_and_saved_with_adapters(folder: Path, tmp_path: Path) -> None:
@@ -245,7 +257,7 @@ def test_adapter_forms_agree(folders: Path, tmp_path: Path, family: str) -> None
     engine.save(tmp_path / "saved")
     engine.export(tmp_path / "export")
     convert_checkpoint(tmp_path / "saved", str(folder), engine.model_config, tmp_path / "converted", 10**9)
-    # A rollout engine loads the base's files and merges adapters under the files' names.
+    # A rollout engine gets adapters under the names in the base's files.
     sent = dict(engine.adapters_to_send())
     check_targets(str(folder), engine.model_config, are_sent=True)
     write_merged(folder, sent, tmp_path / "received")
@@ -274,7 +286,7 @@ def write_merged(folder: Path, adapters: dict[str, torch.Tensor], out: Path) -> 
     from safetensors.torch import save_file
 
     out.mkdir()
-    merged = merge_into_base(read_base(folder, torch.float32), adapters, LORA.scaling, CPU)
+    merged = merge_into_base(read_base(folder, torch.float32), adapters, SCALED)
     save_file(dict(merged), out / "model.safetensors", metadata={"format": "pt"})
     (out / "config.json").write_text((folder / "config.json").read_text())
 

@@ -138,23 +138,30 @@ def test_async_engines_take_direct_transfers(tmp_path: Path) -> None:
     assert max(row["rollout/staleness"] for row in rows) > 0
 
 
-def test_engines_hold_base_with_sent_adapters(tmp_path: Path) -> None:
+def test_engines_swap_adapters_also_after_kill(tmp_path: Path) -> None:
     """Only adapters are sent and exported; engine and policy agree on the probe after every sync."""
     words = ("+lora=all_linear", "model.lora.rank=8", "model.lora.export=adapter")
     whole = train(tmp_path / "lora", *words)
     rows = [row for row in whole if row["stage"] == "grpo"]
     assert len(rows) == 6
     assert any(row["policy/grad_norm"] > 0 for row in rows)
-    assert max(row["sync/probe_difference"] for row in rows) < 1e-4
+    assert max(row["sync/probe_difference"] for row in rows) < 1e-5
     assert max(row["mismatch/max"] for row in rows) < 1e-4
     from safetensors.numpy import load_file
 
     export = tmp_path / "lora" / "export"
     adapters = load_file(export / "adapter_model.safetensors")
     assert all(np.abs(tensor).max() > 0 for tensor in adapters.values())
-    # The policy merges them before sending, instead of each engine: all metrics are identical.
-    assert train(tmp_path / "merged", *words, "rollout.weight_transfer=gloo") == whole
+    assert {row["sync/megabytes"] for row in rows} == {sum(tensor.nbytes for tensor in adapters.values()) / 1e6}
+    killed = tmp_path / "killed"
+    kill_driver_when(start_run(killed, *words), killed, lambda: has_saved(killed, 2))
+    finish(start_run(killed, verb="resume"))
+    assert exact_rows(killed) == whole
     assert json.loads((export / "adapter_config.json").read_text())["r"] == 8
+
+
+def has_saved(run_dir: Path, step: int) -> bool:
+    return any(row["step"] >= step for row in events_of(run_dir, "checkpoint/saved"))
 
 
 MINE = Path(__file__).parents[1] / "unit" / "config" / "user_files"

@@ -8,9 +8,9 @@ from tests.tiny_moe import FAMILIES as MIXTURES
 from tests.train.conftest import run_script
 
 
-@pytest.fixture(scope="module")
-def sampled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return run_script("continuous_script", tmp_path_factory.mktemp("continuous"))
+@pytest.fixture(scope="module", params=["whole", "adapters"])
+def sampled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return run_script("continuous_script", tmp_path_factory.mktemp("continuous"), request.param)
 
 
 def test_token_logprob_matches_its_weight_version(sampled: dict[str, Any]) -> None:
@@ -39,13 +39,13 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return run_script("sync_script", tmp_path_factory.mktemp("sync"), request.param)
 
 
-@pytest.mark.parametrize("transport", ["store", "gloo", "adapters"])
+@pytest.mark.parametrize("transport", ["store", "gloo", "merged"])
 def test_experts_agree_after_each_sync(results: dict[str, Any], transport: str) -> None:
     assert len(results[transport]) == 3
     assert max(results[transport]) < 2e-6, "an engine computed with the experts of an earlier load"
 
 
-@pytest.mark.parametrize("weights", ["whole", "adapters"])
+@pytest.mark.parametrize("weights", ["whole", "merged"])
 def test_first_sync_raises_if_engine_ignores_weights(results: dict[str, Any], weights: str) -> None:
     assert "must agree with the policy" in results["unused"][weights]
     assert "these are the first weights that it got" in results["unused"][weights]

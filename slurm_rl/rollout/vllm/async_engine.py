@@ -25,7 +25,7 @@ from slurm_rl.node.processes import end_life_before
 from slurm_rl.rewards.values import describe_error
 from slurm_rl.rollout.engine import Generated, GenerationRequest, Rejected
 from slurm_rl.rollout.response import Response
-from slurm_rl.rollout.vllm.engine import SLEEP_TAGS, describe_load
+from slurm_rl.rollout.vllm.engine import SLEEP_TAGS, choose_load
 from slurm_rl.rollout.vllm.engine_args import build_engine_args
 from slurm_rl.rollout.vllm.outputs import (
     CompletionBuilder,
@@ -81,7 +81,8 @@ class AsyncVLLMEngine:
         if rollout.weight_transfer == "ipc":
             # vLLM passes GPU memory handles to its engine process as pickled objects, which this permits.
             os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
-        self.load_call = describe_load(model_path, model)
+        self.load_call, self.adapter = choose_load(rollout)
+        self.sleep_level = 2 if self.adapter is None else 1
         self.awaits_weights = awaits_weights
         args = build_engine_args(model_path, model, rollout, max_model_len, num_gpus, max_images, awaits_weights)
         self.llm: Any = AsyncLLM.from_engine_args(
@@ -130,7 +131,8 @@ class AsyncVLLMEngine:
 
     async def _sample(self, prompt: TokenPrompt, params: Any) -> Any:
         with self._exits_with_engine():
-            async for output in self.llm.generate(build_input(prompt), params, request_id=str(next(self._numbers))):
+            number, adapter = str(next(self._numbers)), self.adapter
+            async for output in self.llm.generate(build_input(prompt), params, number, lora_request=adapter):
                 final = output  # the only one
             return final
 
@@ -148,8 +150,7 @@ class AsyncVLLMEngine:
     async def load_weights(self, version: int, records: Sequence[WeightRecord], probe: TokenPrompt) -> HeldWeights:
         async with self._updating:
             await self._prepare_update()
-            method, *arguments = self.load_call
-            checksums = await self._call(method, args=(pickle.dumps(records), *arguments))
+            checksums = await self._call(self.load_call, args=(pickle.dumps(records),))
             return await self._finish(version, checksums, probe)
 
     async def call_workers(self, method: str, arguments: dict[str, Any]) -> None:
@@ -186,7 +187,7 @@ class AsyncVLLMEngine:
 
     async def sleep(self) -> None:
         if self.sleeps and self.asleep != SLEEP_TAGS:
-            await self.llm.sleep(level=2, mode="keep")
+            await self.llm.sleep(level=self.sleep_level, mode="keep")
             self.asleep = set(SLEEP_TAGS)
 
     async def _wake(self, tag: str) -> None:

@@ -53,7 +53,9 @@ class VLLMEngine:
         from vllm import LLM
 
         end_life_before()
-        self.load_call = describe_load(model_path, model)
+        self.load_call, self.adapter = choose_load(rollout)
+        # Level 2 keeps no copy of the weights in host memory: all of them come with the next version.
+        self.sleep_level = 2 if self.adapter is None else 1
         self.awaits_weights, self.sees_images = awaits_weights, max_images is not None
         self.llm = LLM(
             **build_engine_args(model_path, model, rollout, max_model_len, num_gpus, max_images, awaits_weights)
@@ -71,15 +73,14 @@ class VLLMEngine:
     ) -> list[list[Trajectory]]:
         assert not self.awaits_weights, "an engine that was just started must get weights before requests"
         params = [build_params(spec, seed) for seed in seeds]
-        outputs = self.llm.generate([build_input(prompt) for prompt in prompts], params, use_tqdm=False)
+        outputs = self._sample([build_input(prompt) for prompt in prompts], params)
         check_expanded(prompts, outputs)
         return self.builder.build_all(outputs)
 
     def load_weights(self, version: int, records: Sequence[WeightRecord], probe: TokenPrompt) -> HeldWeights:
         # Weights first, the KV cache afterwards: both never coexist with a copy of the weights in transfer.
         self._wake("weights")
-        method, *arguments = self.load_call
-        return self._finish(version, self.llm.collective_rpc(method, args=(records, *arguments)), probe)
+        return self._finish(version, self.llm.collective_rpc(self.load_call, args=(records,)), probe)
 
     def call_workers(self, method: str, arguments: dict[str, Any]) -> None:
         if method == "start_weight_update":
@@ -99,13 +100,15 @@ class VLLMEngine:
         self.awaits_weights = False
         self._wake("kv_cache")
         self.llm.reset_prefix_cache()
-        [output] = self.llm.generate([build_input(probe)], build_probe_params(), use_tqdm=False)
+        [output] = self._sample([build_input(probe)], build_probe_params())
         return HeldWeights(version, list(checksums), read_probe(output, probe))
 
+    def _sample(self, inputs: Sequence[Any], params: Any) -> Any:
+        return self.llm.generate(inputs, params, use_tqdm=False, lora_request=self.adapter)
+
     def sleep(self) -> None:
-        # Level 2 keeps no copy of the weights in host memory: all of them come with the next version.
         if self.sleeps and self.asleep != SLEEP_TAGS:
-            self.llm.sleep(level=2)
+            self.llm.sleep(level=self.sleep_level)
             self.asleep = set(SLEEP_TAGS)
 
     def _wake(self, tag: str) -> None:
@@ -114,8 +117,10 @@ class VLLMEngine:
             self.asleep.remove(tag)
 
 
-def describe_load(model_path: str, model: ModelConfig) -> tuple[Any, ...]:
-    """Return the method of the worker extension that loads weight records, and its arguments after the records."""
-    if model.lora is None:
-        return ("load_named_weights",)
-    return "load_adapters", model.init_from or model_path, model.dtype, model.lora.scaling
+def choose_load(rollout: RolloutConfig) -> tuple[str, Any]:
+    """Return the method of the worker extension that loads weight records, and the adapter of each request."""
+    if rollout.weight_transfer != "adapters":
+        return "load_named_weights", None
+    from slurm_rl.rollout.vllm.adapters import REQUEST
+
+    return "load_adapters", REQUEST

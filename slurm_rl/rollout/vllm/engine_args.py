@@ -40,7 +40,7 @@ def build_engine_args(
         **_transfer_args(rollout),
         **({} if max_images is None else build_options(model, max_images)),
         **({} if num_gpus else _cpu_args(model_path)),
-        **({"load_format": "random_weights"} if awaits_weights else {}),
+        **_loading_args(model, rollout, awaits_weights),
         **rollout.engine_args,
     }
 
@@ -80,6 +80,17 @@ def _cpu_cache_bytes(model_path: str, model: ModelConfig, rollout: RolloutConfig
         longest_tokens=max_model_len,
         bytes_per_value=2 if model.dtype == "bfloat16" else 4,
     )
+
+
+def _loading_args(model: ModelConfig, rollout: RolloutConfig, awaits_weights: bool) -> dict[str, Any]:
+    """Return the source of the weights at the start, and the support for adapters."""
+    if rollout.weight_transfer != "adapters":
+        return {"load_format": "random_weights"} if awaits_weights else {}
+    from slurm_rl.rollout.vllm.adapters import build_adapter_args
+
+    assert model.lora is not None, "the plan was checked: weight_transfer=adapters has model.lora"
+    base = {"load_format": "base_weights", "model_loader_extra_config": {"folder": model.init_from}}
+    return {**build_adapter_args(model.lora), **(base if model.init_from else {})}
 
 
 def _transfer_args(rollout: RolloutConfig) -> dict[str, Any]:

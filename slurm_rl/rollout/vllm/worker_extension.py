@@ -11,17 +11,17 @@ from typing import Any
 
 import torch
 
-from slurm_rl.models.load_model import find_tied, name_tied
-from slurm_rl.models.lora import merge_into_base, read_base
 from slurm_rl.node.heartbeat import enable_stack_dump
 from slurm_rl.node.processes import LIFE
-from slurm_rl.rollout.vllm import gloo_transfer, random_weights
+from slurm_rl.rollout.vllm import base_weights, gloo_transfer, random_weights
+from slurm_rl.rollout.vllm.adapters import swap_adapter
 from slurm_rl.rollout.vllm.reload_fixes import copies_loaded, prepare_reload
 from slurm_rl.rollout.weights.checksum import WeightChecksum
 from slurm_rl.rollout.weights.weight_record import WeightRecord
 
 # Every worker imports this module before vLLM looks up its loader and its transfer engine.
 gloo_transfer.register()
+base_weights.register()
 random_weights.register()
 # The worker dumps its stacks when the engine hangs; the actor only waits for it.
 _stack_dump = enable_stack_dump(f"{os.environ.get(LIFE, 'engine').partition(' ')[0]}.worker-{os.getpid()}")
@@ -35,6 +35,7 @@ class RolloutWorkerExtension:
     get_model: Callable[[], torch.nn.Module]
     weight_transfer_engine: Any
     device: torch.device
+    model_runner: Any
 
     _arriving: WeightChecksum
 
@@ -54,23 +55,17 @@ class RolloutWorkerExtension:
         """Return the checksum of the last transfer."""
         return self._arriving.hexdigest()
 
-    def load_adapters(self, records: Sequence[WeightRecord] | bytes, base: str, dtype: str, scaling: float) -> str:
-        """Load the base model of a folder with adapters merged into it, and return the checksum of the adapters.
-
-        The base is read again from its files, which are in the page cache: repeated merging and unmerging would
-        accumulate rounding errors.
-        """
+    def load_adapters(self, records: Sequence[WeightRecord] | bytes) -> str:
+        """Replace the adapters in the engine's memory, and return their checksum."""
         checksum = WeightChecksum()
-        adapters = dict(checksum.passing(self._unpack(records)))
-        merged = merge_into_base(read_base(base, getattr(torch, dtype)), adapters, scaling, self.device)
-        # The engine started with random weights, so it needs the tied weights, too.
-        self._reload(name_tied(merged, find_tied(base)))
+        # vLLM keeps them in host memory and copies them into its buffers.
+        swap_adapter(self.model_runner.lora_manager, dict(checksum.passing(_unpack(records, torch.device("cpu")))))
         return checksum.hexdigest()
 
     def load_named_weights(self, records: Sequence[WeightRecord] | bytes) -> str:
         """Load all weights of a model, and return their checksum."""
         checksum = WeightChecksum()
-        self._reload(checksum.passing(self._unpack(records)))
+        self._reload(checksum.passing(_unpack(records, self.device)))
         return checksum.hexdigest()
 
     def _reload(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
@@ -79,11 +74,12 @@ class RolloutWorkerExtension:
         with copies_loaded(model):
             self.reload_weights(weights_iterator=weights)
 
-    def _unpack(self, records: Sequence[WeightRecord] | bytes) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the tensors one by one on the device, where the checksum is computed.
 
-        Args:
-            records: pickled for AsyncLLM, which cannot serialize them itself.
-        """
-        unpacked: Sequence[WeightRecord] = pickle.loads(records) if isinstance(records, bytes) else records
-        return ((record.name, record.to_tensor().to(self.device)) for record in unpacked)
+def _unpack(records: Sequence[WeightRecord] | bytes, device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors one by one on the device, where the checksum is computed.
+
+    Args:
+        records: pickled for AsyncLLM, which cannot serialize them itself.
+    """
+    unpacked: Sequence[WeightRecord] = pickle.loads(records) if isinstance(records, bytes) else records
+    return ((record.name, record.to_tensor().to(device)) for record in unpacked)

@@ -33,10 +33,13 @@ class WeightChecksum:
     def __init__(self) -> None:
         self._headers: list[str] = []
         self._values: list[Tensor] = []
+        self.num_bytes = 0
+        """Size of the tensors so far."""
 
     def add(self, name: str, tensor: Tensor) -> None:
         self._headers.append(f"{name}:{tensor.dtype}:{tuple(tensor.shape)}")
         self._values.append(hash_tensor(tensor))
+        self.num_bytes += tensor.nbytes
 
     def passing(self, state: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """Yield the same tensors and add each of them."""

@@ -20,7 +20,7 @@ language models have. In the first column's model it catches weights that are on
 In trained models rounding moves single tokens much further (0.48 for one of 12 in the PPO example), while old weights
 move most tokens. So the mean leaves out the eighth of the tokens that differ most, and the bound of one token is wide.
 
-    ObjectStore   Ray's object store, one copy per node; all weights, or adapters
+    ObjectStore   Ray's object store, one copy per node; all weights, or adapters that the engines swap
     Direct        from the policy's memory into the engines' (nccl, ipc, gloo)
 
 To add a transport, write a class with the methods of `WeightTransport` and start it in build.py.
@@ -185,6 +185,8 @@ class WeightSync:
         self.recover, self.version, self.difference = recover, -1, 0.0
         self.probe, self.tolerance, self.timeout_s = probe, tolerance, timeout_s
         self.dtype, self.engine_args = dtype, engine_args
+        self.num_bytes = 0
+        """Size of the last verified push, per engine."""
         self._in_flight: deque[Push] = deque()
         self._agreed: dict[Any, str] = {}
         """Result of the last comparison, by handle of the engine."""
@@ -231,6 +233,7 @@ class WeightSync:
             [*push.sent, *push.held], timeout_s=self.timeout_s, what="sending the weights", stoppable=False
         )
         sent: SentWeights = results[0]
+        self.num_bytes = sent.num_bytes
         held: list[HeldWeights] = results[len(push.sent) :]
         pairs = zip(self.engines, held, strict=True)
         return max(self._compare(one, push.version, sent, report) for one, report in pairs)

@@ -33,6 +33,8 @@ class SentWeights:
     checksum: str
     probe: list[float]
     """Logprob of each probe token after the first."""
+    num_bytes: int = 0
+    """Size of the tensors sent to each engine."""
 
 
 @dataclass(frozen=True)

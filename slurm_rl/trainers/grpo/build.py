@@ -208,7 +208,7 @@ def build_transport(
     cluster: Cluster, config: RunConfig, policy: WorkerGroup, engines: Sequence[Actor]
 ) -> WeightTransport:
     """Return the weight transport of the plan."""
-    if cluster.plan.weight_transfer == "ray":
+    if cluster.plan.weight_transfer in ("ray", "adapters"):
         return ObjectStore(policy.workers, engines)
     sizes = [max(1, len(actor.gpus)) for actor in _actors(cluster, "rollout")]
     in_order = not config.has_async_engines

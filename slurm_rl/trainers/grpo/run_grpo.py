@@ -78,7 +78,7 @@ def run_training(run: RunDir, attempt: AttemptDir, stop: StopFlag) -> None:
     start_heartbeat("driver")
     config = parse_config(yaml.safe_load(run.config.read_text(encoding="utf-8")))
     plan = load_plan(run)
-    config = plan.layout.fill_in(config)
+    config = plan.layout.fill_in(config).with_values(rollout={"weight_transfer": plan.weight_transfer})
     check_engine_args(config.rollout.engine_args)
     if config.eval.on_checkpoint:  # jobs evaluate the sets
         config = config.model_copy(update={"eval": config.eval.model_copy(update={"sets": {}})})
@@ -86,7 +86,11 @@ def run_training(run: RunDir, attempt: AttemptDir, stop: StopFlag) -> None:
     if config.eval.only:
         convert_evaluated(run)
     model_path = prepare_model(run, config)
-    report_adapters(run, check_targets(model_path, config.model, are_sent=not config.rollout.transfers_directly))
+    adapted = check_targets(model_path, config.model, are_sent=plan.weight_transfer == "adapters")
+    report_adapters(run, adapted)
+    if adapted is not None and config.model.lora is not None:  # engines adapt the same layers
+        lora = config.model.lora.model_copy(update={"target_modules": tuple(adapted.kinds)})
+        config = config.with_values(model={"lora": lora})
     prompts, counts = prepare_prompts(config, model_path)
     contents = map(prompt_content, prompts.all_rows)
     check_same_rows(run, len(prompts.train), len(prompts.held_out), contents)

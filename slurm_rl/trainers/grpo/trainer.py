@@ -235,6 +235,7 @@ class GRPOTrainer:
             values |= staleness_metrics(groups, self.state.step - 1, mixed=config.rollout.inflight_weight_updates)
         else:
             values["sync/probe_difference"] = result.probe_difference
+            values["sync/megabytes"] = self.sync.num_bytes / 1e6
         per_s = values["tokens/trained"] / result.seconds["time/step_s"]
         return {**values, **result.seconds, "time/tokens_per_s": per_s}
 

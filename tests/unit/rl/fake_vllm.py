@@ -38,7 +38,7 @@ class FakeLLM:
     def reset_prefix_cache(self) -> None:
         self.said.append("reset")
 
-    def generate(self, prompts: Any, params: Any, use_tqdm: bool) -> Any:
+    def generate(self, prompts: Any, params: Any, use_tqdm: bool, lora_request: Any) -> Any:
         self.said.append("engine's probe")
         return [SimpleNamespace(prompt_logprobs=PROBED)]
 
@@ -81,7 +81,9 @@ class FakeAsyncLLM:
         self.said.append(method)
         return [self.checksum]
 
-    async def generate(self, prompt: dict[str, Any], params: Any, request_id: str) -> AsyncIterator[Any]:
+    async def generate(
+        self, prompt: dict[str, Any], params: Any, request_id: str, lora_request: Any
+    ) -> AsyncIterator[Any]:
         if self.errored:
             raise RuntimeError("the engine died")
         if not (ids := prompt["prompt_token_ids"]):

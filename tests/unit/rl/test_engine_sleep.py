@@ -20,6 +20,7 @@ from slurm_rl.data.groups import Prompts, SamplingSpec
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.errors import ConfigError
 from slurm_rl.rollout.engine import GenerationRequest
+from slurm_rl.rollout.vllm import engine as vllm_engine
 from slurm_rl.rollout.vllm.async_engine import AsyncVLLMEngine
 from slurm_rl.rollout.vllm.engine import VLLMEngine
 from slurm_rl.run_dir.run_dir import RunDir
@@ -51,6 +52,15 @@ def test_sleep_puts_partly_awake_engine_to_sleep(calls: list[str]) -> None:
     engine.sleep()
     assert calls == ["sleep 2", "wake weights", "sleep 2"]
     assert engine.asleep == {"weights", "kv_cache"}
+
+
+def test_sleep_keeps_base_of_swapped_adapters(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Level 1 copies the base to host memory; only adapters arrive."""
+    monkeypatch.setattr(vllm_engine, "choose_load", lambda _: ("load_adapters", "policy"))
+    engine = build_engine(colocate=True, num_gpus=1)
+    engine.sleep()
+    engine.load_weights(0, [], PROBE)
+    assert calls == ["sleep 1", "wake weights", "load_adapters", "wake kv_cache", "reset", "engine's probe"]
 
 
 @pytest.mark.parametrize(("colocate", "num_gpus"), [(True, 0), (False, 1)])

@@ -152,7 +152,6 @@ AHEAD = ["rollout.max_off_policy_steps=1"]
         ([*GPUS, "rollout.colocate=false"], "nccl"),
         ([*GPUS, *AHEAD, "rollout.inflight_weight_updates=true"], "nccl"),
         ([*GPUS, *AHEAD], "nccl"),
-        ([*GPUS, *AHEAD, "+lora=all_linear"], "nccl"),
         ([*GPUS, "rollout.weight_transfer=ray"], "ray"),
         # Two policy workers, engines on all eight GPUs: six of them would have no handle for the policy's memory.
         ([*GPUS, "rollout.colocate=true", "policy.num_workers=2"], "ray"),
