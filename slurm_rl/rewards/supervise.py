@@ -36,7 +36,7 @@ _STOP_S = 10.0
 _IMPORT_S = 60.0
 """Seconds for the imports of a service, before its workers start."""
 _MAX_DEATHS = 5
-"""Consecutive deaths of a service within _LIVED_S before it is abandoned."""
+"""Consecutive deaths of a service within _LIVED_S of its first answer before it is abandoned."""
 _MAX_FIRST_DEATHS = 2
 _LIVED_S = 60.0
 _LOG_TAIL = 2000
@@ -48,6 +48,7 @@ class _Replica:
     log: Path
     process: subprocess.Popen[bytes] | None = None
     started_at: float = 0.0
+    up_at: float = 0.0
     is_up: bool = False
     was_up: bool = False
     num_deaths: int = 0
@@ -203,6 +204,7 @@ class RewardServices:
             replica.health = None
             if replica.is_well and not replica.is_up:
                 replica.is_up = replica.was_up = True
+                replica.up_at = now
                 self._report(
                     "reward/service_up",
                     service=self._program.name,
@@ -211,7 +213,7 @@ class RewardServices:
             if replica.is_up and not replica.is_well:
                 self._end(replica, "it did not answer /health")
                 return
-        if replica.is_up and now - replica.started_at > _LIVED_S:
+        if replica.is_up and now - replica.up_at > _LIVED_S:
             replica.num_deaths = 0
         if not replica.is_up and now - replica.started_at > self._program.start_s:
             self._end(replica, f"it was not up within {self._program.start_s:g} s")

@@ -116,6 +116,18 @@ def test_failed_service_releases_waiters(tmp_path: Path, monkeypatch: pytest.Mon
             client.score(build_items(5))
 
 
+def test_long_start_does_not_reset_count_of_deaths(tmp_path: Path) -> None:
+    services, now = start_services(tmp_path, odd_config()), time.monotonic()
+    with supervise.listen("127.0.0.1", 0) as listener:
+        replica = supervise._Replica(listener, tmp_path / "log", is_up=True, is_well=True, num_deaths=4)
+        replica.started_at, replica.up_at, replica.asked_at = now - 300, now - 1, now
+        services._look_at_health(replica, now)
+        assert replica.num_deaths == 4
+        replica.up_at = now - 300
+        services._look_at_health(replica, now)
+        assert replica.num_deaths == 0
+
+
 def test_ended_watch_is_explained(tmp_path: Path) -> None:
     def full(kind: str, **fields: Any) -> None:
         raise OSError("No space left on device")
