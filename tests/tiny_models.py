@@ -78,12 +78,19 @@ class TinyVL:
         return folder
 
 
-_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True}
 _LINEAR = {
     "layer_types": ["linear_attention", "full_attention"],
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
     **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), 32),
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 1e6,
+        "partial_rotary_factor": 0.5,
+        "mrope_section": [3, 3, 2],
+        "mrope_interleaved": True,
+    },
 }
 _LIKE_QWEN3_VL: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_vl_moe": ("Qwen3VLMoe", _EXPERTS),

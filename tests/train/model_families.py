@@ -21,7 +21,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForImage
 
 from slurm_rl.algorithms.packing import build_packed_batch
 from slurm_rl.algorithms.sequences import FloatArray, TrainSequence
-from slurm_rl.config.model import VISION_FAMILIES, LoraConfig
+from slurm_rl.config.model import SAMPLED_VISION_FAMILIES, VISION_FAMILIES, LoraConfig
 from slurm_rl.errors import CheckpointError, ConfigError
 from slurm_rl.models.export import export_model
 from slurm_rl.models.forward import RowReader
@@ -391,6 +391,7 @@ def render_page(findings: dict[str, Finding], adapted: dict[str, list[LoraFindin
         table="\n".join(lines),
         others=", ".join(sorted(text - FAMILIES.keys() - vision)),
         seen=", ".join(VISION_FAMILIES),
+        sampled=", ".join(SAMPLED_VISION_FAMILIES),
         unseen=", ".join(sorted(vision - set(VISION_FAMILIES))),
         **{k.replace(" ", "_"): v for k, v in counts.items()},
     )
@@ -458,8 +459,10 @@ models, or build no tiny model: {others}.
 
 ## Vision
 
-Trained with images by task=sft, dpo and grpo; tests/train/test_engine_vision.py compares each with transformers, and
-tests/train/test_vision_engines.py with vLLM: {seen}.
+Trained with images by task=sft and dpo, equal to transformers (tests/train/test_engine_vision.py): {seen}.
+
+Also by task=grpo, since vLLM and the policy agree (tests/train/test_vision_engines.py): {sampled}. `plan` refuses
+task=grpo with the others: no comparison with vLLM has passed.
 
 Refused by `plan`, since the trainer does not lay out their image tokens and positions: {unseen}.
 

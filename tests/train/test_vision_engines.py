@@ -11,7 +11,7 @@ from slurm_rl.algorithms.credit import build_train_sequences
 from slurm_rl.algorithms.policy_loss import build_warmup_loss
 from slurm_rl.algorithms.sequences import TrainSequence
 from slurm_rl.config.algorithm import AlgorithmConfig
-from slurm_rl.config.model import VISION_FAMILIES, ModelConfig
+from slurm_rl.config.model import SAMPLED_VISION_FAMILIES, ModelConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig, RolloutConfig
 from slurm_rl.data.chat import ChatTemplate
 from slurm_rl.data.groups import Group, SamplingSpec
@@ -27,7 +27,9 @@ from slurm_rl.rollout.weights.weight_record import HeldWeights, pack_weights
 from tests.image_kit import write_image
 from tests.tiny_models import TinyVL, build_tiny_model
 
-FAMILIES = [name if name == "qwen2_5_vl" else pytest.param(name, marks=pytest.mark.slow) for name in VISION_FAMILIES]
+FAMILIES = [
+    name if name == "qwen2_5_vl" else pytest.param(name, marks=pytest.mark.slow) for name in SAMPLED_VISION_FAMILIES
+]
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",

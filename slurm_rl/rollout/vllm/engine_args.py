@@ -50,9 +50,13 @@ def _cpu_args(model_path: str) -> dict[str, Any]:
     # (gpu_model_runner.py, _bookkeeping_sync): read prompts in one piece there.
     args: dict[str, Any] = {"enable_chunked_prefill": False}
     config = Path(model_path) / "config.json"
-    if config.is_file() and read_json(config).get("kv_lora_rank"):
+    tree = read_json(config) if config.is_file() else {}
+    if tree.get("kv_lora_rank"):
         # vLLM's CPU kernel for rotary embeddings is wrong for multi-head latent attention: logprobs differ by 0.05.
         args["compilation_config"] = {"custom_ops": ["-rotary_embedding"]}
+    if "linear_num_key_heads" in (tree.get("text_config") or tree):
+        # vLLM caches prefixes of linear attention only if it reads prompts in parts.
+        args["enable_prefix_caching"] = False
     return args
 
 
