@@ -14,8 +14,6 @@ _UNTRAINED = Path(__file__).parents[1] / "models" / "untrained"
 MAX_LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Values of vLLM's max_lora_rank."""
 _DType = Literal["auto", "float32", "bfloat16"]
-YARN_ONLY = ("beta_fast", "beta_slow", "attention_factor")
-"""Keys of `RopeScalingConfig` that only YaRN has."""
 
 
 VISION_FAMILIES = ("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
@@ -159,7 +157,7 @@ class RopeScalingConfig(Section):
                 "model.rope_scaling.rope_type=dynamic is refused: transformers scales by the longest sequence of a "
                 "batch and vLLM by max_model_len, so policy and engine would disagree; got 'dynamic'. Next: yarn"
             )
-        owners = {**dict.fromkeys(YARN_ONLY, "yarn"), "long_factor": "longrope"}
+        owners = {**dict.fromkeys(("beta_fast", "beta_slow", "attention_factor"), "yarn"), "long_factor": "longrope"}
         for name, owner in owners.items():
             if getattr(self, name) is not None and self.rope_type != owner:
                 yield (

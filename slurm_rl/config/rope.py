@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from slurm_rl.config.model import YARN_ONLY, RopeScalingConfig
+from slurm_rl.config.model import RopeScalingConfig
 from slurm_rl.errors import ConfigError
 
 _OF_FAMILY = ("rope_theta", "partial_rotary_factor")
@@ -44,7 +44,12 @@ def extend_rope(scaling: RopeScalingConfig, text: Mapping[str, Any], source: str
     if scaling.rope_type == "longrope":
         # One list for all lengths: transformers chooses by the longest sequence of a batch, vLLM by max_model_len.
         scaled["long_factor"] = scaled["short_factor"] = list(scaling.long_factor or own["long_factor"])
-    scaled |= {name: value for name in YARN_ONLY if (value := getattr(scaling, name)) is not None}
+    yarn = {
+        "beta_fast": scaling.beta_fast,
+        "beta_slow": scaling.beta_slow,
+        "attention_factor": scaling.attention_factor,
+    }
+    scaled |= {name: value for name, value in yarn.items() if value is not None}
     if scaling.rope_type == "linear":
         # vLLM multiplies max_position_embeddings by the factor, and transformers does not read it.
         return {"rope_parameters": scaled, "max_position_embeddings": original}
