@@ -453,6 +453,7 @@ difference of a logprob between vLLM's CPU build and the policy on sampled token
 syncs; *exact* is below 1e-5 in float32. Families with linear attention are compared in bfloat16, the only format of
 vLLM's CPU kernel, so `plan` refuses them on CPU in float32. *not in vLLM*: vLLM has no class of its own; *not
 compared*: the weight sync compares policy and engine in the run, before the first sample.
+tests/train/test_vllm_engine.py compares qwen3_moe, mixtral, gpt_oss and deepseek_v3 after three syncs each way.
 
 transformers also lists these types as causal language models; they are encoders, encoder-decoders, speech and music
 models, or build no tiny model: {others}.
