@@ -76,11 +76,13 @@ def test_find_shape_counts_tensors_of_folder(tmp_path: Path) -> None:
 
 def test_plan_refuses_model_of_unknown_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
-    words = ["plan", "+data=gsm8k", "+reward=math", "+cluster=nvidia_h100"]
+    words = ["plan", "+exp=demo", "model=hf", "+cluster=nvidia_h100"]
     for path, action in {"some/body": "prepare model some/body", str(tmp_path): "cluster.gpu_mem_gb=null"}.items():
         assert main([*words, f"model.path={path}"]) == 2
         assert action in capsys.readouterr().err
     assert main([*words, "model.path=Qwen/Qwen3-8B", "reference.path=some/body", "algorithm.kl.coef=0.1"]) == 2
     assert "the size of reference.path must be known" in capsys.readouterr().err
-    assert main([*words, f"model.path={tmp_path}", "cluster.gpu_mem_gb=null"]) == 0
-    assert main([*words, "model.path=/only/on/nodes"]) == 0
+    for planned in ([f"model.path={tmp_path}", "cluster.gpu_mem_gb=null"], ["model.path=/only/on/nodes"]):
+        main([*words, *planned])  # other checks may refuse
+        said = capsys.readouterr()
+        assert "not estimated" in said.out and "must be known" not in said.err
