@@ -7,7 +7,7 @@ import pytest
 from slurm_rl.plan.transfer import ADAPTED
 from tests.train.conftest import run_script
 
-FAMILIES = ["qwen3"]
+FAMILIES = ["qwen3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen2", "llama", "mistral"))]
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
