@@ -56,7 +56,7 @@ def explain_fitting(found: Fitting, *, is_only: bool) -> str:
     parts = [f"micro-batches of {choice.config.policy.micro_batch_tokens}"]
     parts += ["with" if again else "without"]
     parts[-1] += " gradient checkpointing"
-    parts += [f"logits of {chunk} at once"] if chunk else []
+    parts += [f"logits of {chunk} at once"] if chunk else ["all logits at once"]
     return (
         f"the fastest that fits {room}; the next, {', '.join(parts)}, takes "
         f"{misfit.memory.phases_gb[misfit.phase]:.1f} of {misfit.room_gb:.1f} GB in {misfit.phase}"

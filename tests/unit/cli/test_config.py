@@ -51,7 +51,7 @@ def test_keys_match_pydantic_with_defaults() -> None:
 
     found = walk(config, "")
     assert set(found) <= set(list_keys())
-    null_in_demo = {"model.lora", "data.curriculum", "external"}
+    null_in_demo = {"model.lora", "model.rope_scaling", "data.curriculum", "external"}
     assert {name.rpartition(".")[0] for name in set(list_keys()) - set(found)} == null_in_demo
     assert list_keys()["critic.optim.lr"].default == RunConfig.model_fields["critic"].default.optim.lr
 

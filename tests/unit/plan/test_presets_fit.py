@@ -26,8 +26,8 @@ NEEDED = {
     "sft_llama3_8b": ["model.path=meta-llama/Llama-3.1-8B"],
     "ray": ["cluster.address=http://head:8265"],
 }
-# Lines of a screen, with a critic and a reward model.
-MOST_LINES = 52
+# Lines of a screen, with a critic, a reward model, the estimated speed and the next best layouts.
+MOST_LINES = 54
 # Nodes, and GPUs per node.
 SIZES = [(1, 1), (1, 2), (1, 3), (1, 4), (1, 5), (1, 6), (1, 7), (1, 8), (2, 2), (2, 8), (4, 8)]
 
@@ -132,10 +132,10 @@ def test_idle_gpus_are_refused_unless_numbers_are_set() -> None:
     assert "idle: 3 GPUs" in render_plan(plan_of(load_config(["+exp=sft_tiny", words[1], "policy.num_workers=5"])))
 
 
-def test_unknown_hub_model_names_next_action() -> None:
+def test_unknown_sizes_are_named() -> None:
     words = ["+exp=demo", "model=hf", "model.path=some/body", "+cluster=nvidia_h100"]
     config = load_config(words)
     text = explain(config, plan_of(config))
-    assert "not estimated" in text and "prepare model some/body" in " ".join(text.split())
+    assert "not estimated" in text and "the shape of some/body" in " ".join(text.split())
     config = load_config([*words, "model.path=Qwen/Qwen3-4B", "cluster.gpu_mem_gb=null"])
     assert "cluster.gpu_mem_gb=80" in explain(config, plan_of(config))

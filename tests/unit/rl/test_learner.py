@@ -4,6 +4,7 @@ import gc
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -110,7 +111,8 @@ def test_row_has_learning_rate_of_its_step(tmp_path: Path) -> None:
     nothing: Any = None
     rows = Rows()
     prompts = Prompts([group.prompt for group in make_groups()], [], [])
-    parts: Any = (learner.config, RunDir(tmp_path), prompts, learner, *[nothing] * 4, rows)
+    sync = SimpleNamespace(num_bytes=0)
+    parts: Any = (learner.config, RunDir(tmp_path), prompts, learner, nothing, nothing, sync, nothing, rows)
     trainer = GRPOTrainer(*parts)
     groups = [*make_groups(), make_group(4, [None])]
     for step in range(3):
