@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,9 @@ def test_servers_share_requests_and_retry_those_of_dead_one(run: RunDir, tmp_pat
             assert len([*(tmp_path / "logs").glob("served-*")]) == 2
             assert [result.value for result in judge.score(items("die", *texts[40:]))] == [1.0] * 41
     served = [path.read_text().split() for path in (tmp_path / "logs").glob("served-*")]
-    assert sorted(text for part in served for text in part) == sorted(["die", *texts])
+    counts = Counter(text for part in served for text in part)
+    # Requests in flight at the death may have been served twice.
+    assert counts.keys() == {"die", *texts} and {counts[text] for text in texts[:40]} == {1}
     assert events.count("reward/service_died") == 1
     _, alive = psutil.wait_procs(family, timeout=60)
     assert alive == []
