@@ -19,7 +19,7 @@ _FINAL_NORM = 24
 
 
 def kept_bytes(shape: ModelShape, has_experts: bool) -> float:
-    """Return what one layer keeps for its backward pass."""
+    """Return the bytes that one layer keeps for its backward pass."""
     queries, kv = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     attention = 4.0 * queries + 4 * kv
     if shape.kv_lora_rank:
@@ -50,19 +50,19 @@ def layer_kinds(shape: ModelShape) -> dict[bool, int]:
 
 
 def layer_peak(shape: ModelShape, *, recomputes: bool) -> float:
-    """Return the most bytes per token of one layer in its backward pass, without what other layers keep."""
+    """Return the most bytes per token of one layer in its backward pass, apart from those that other layers keep."""
     return max(kept_bytes(shape, kind) * recomputes + working_bytes(shape, kind) for kind in layer_kinds(shape))
 
 
 def all_kept_bytes(shape: ModelShape, *, recomputes: bool) -> float:
-    """Return what all layers keep per token until the backward pass: with recomputation, only their inputs."""
+    """Return the bytes that all layers keep per token: with recomputation, only their inputs."""
     if recomputes:
         return 2.0 * shape.hidden_size * shape.num_layers
     return sum(count * kept_bytes(shape, kind) for kind, count in layer_kinds(shape).items())
 
 
 def final_norm_bytes(shape: ModelShape) -> float:
-    """Return what the last norm and its backward pass need per token, after the head."""
+    """Return the bytes per token of the last norm and its backward pass, after the head."""
     return _FINAL_NORM * shape.hidden_size
 
 

@@ -73,9 +73,9 @@ def list_choices(setting: Setting) -> list[Setting]:
 
 
 def choose_engine_share(setting: Setting) -> float | None:
-    """Return the configured share of a GPU for vLLM, or what the state of a colocated policy leaves, in percent.
+    """Return the configured share of a GPU for vLLM, or the share that a colocated policy leaves free.
 
-    It is at least what the engine needs, so that `find_misfit` names the phase if both do not fit.
+    It is at least the share that the engine needs, so that `find_misfit` names the phase if both do not fit.
     """
     if setting.config.rollout.gpu_memory_utilization is not None or not setting.config.has_engines:
         return setting.config.rollout.gpu_memory_utilization

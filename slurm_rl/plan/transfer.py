@@ -58,7 +58,7 @@ def find_swap_obstacle(config: RunConfig, shape: ModelShape | None) -> str | Non
     if shape is not None and shape.vision_parameters:
         return "vLLM's adapters of vision towers are not tested"
     if shape is None or not shape.architecture:
-        # A user who sets the key knows the model.
+        # The key is the user's word that the model is supported.
         is_forced = config.rollout.weight_transfer == "adapters"
         return None if is_forced else "this machine does not see the model's config.json"
     if shape.architecture not in ADAPTED:

@@ -36,7 +36,7 @@ class Mixture:
         self._verifiers, self._judge, self._weight = verifiers, judge, weight
 
     def score(self, items: Sequence[RewardItem]) -> list[RewardResult]:
-        """Return one result per item, in order. The judge is not asked where verifiers failed."""
+        """Return one result per item, in order. Items whose verifiers failed get no request to the judge."""
         results = self._verifiers.score(items)
         places = [place for place, result in enumerate(results) if result.value is not None]
         verdicts = self._judge.score([items[place] for place in places])
