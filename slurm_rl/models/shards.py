@@ -76,8 +76,9 @@ class SavedShards:
 def cut(parts: Sequence[Tensor], offset: int, size: int) -> list[Tensor]:
     """Return `size` rows from `offset` on of tensors, end to end.
 
-    >>> [piece.tolist() for piece in cut([torch.arange(3), torch.arange(3, 4), torch.arange(4, 9)], 2, 4)]
-    [[2], [3], [4, 5]]
+    >>> parts = [torch.arange(3), torch.arange(3, 4), torch.arange(4, 9)]
+    >>> [[piece.tolist() for piece in cut(parts, offset, 4)] for offset in (2, 5)]
+    [[[2], [3], [4, 5]], [[5, 6, 7, 8]]]
     """
     pieces = []
     for part in parts:
