@@ -68,6 +68,12 @@ class TrainWorker:
         """
         return self.engine.save(folder, background=background)
 
+    def hash_files(self, files: Sequence[Path]) -> list[str]:
+        """Return the hash of each file of a checkpoint, or the reason why it cannot be read."""
+        from slurm_rl.models.checkpoint.store import hash_here
+
+        return hash_here(files)
+
     def load(self, folder: Path) -> None:
         """Resume from the files of `save`, on any number of ranks."""
         self.engine.load(folder)

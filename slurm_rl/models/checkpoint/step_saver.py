@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from slurm_rl.errors import CheckpointError
 from slurm_rl.models.checkpoint.background import wait_for_files
-from slurm_rl.models.checkpoint.store import Checkpoint, CheckpointStore, cannot_write
+from slurm_rl.models.checkpoint.store import Checkpoint, CheckpointStore, HashFiles, cannot_write
 from slurm_rl.run_dir.io_errors import fsync_path
 from slurm_rl.run_dir.run_dir import RunDir, append_event
 
@@ -29,6 +29,7 @@ class StepSaver:
         timeout_s: deadline for these files.
         url: URL for copies; None: no copies.
         left_s: returns the seconds left for a checkpoint in progress after a stop signal; None without one.
+        hash_files: see `CheckpointStore`.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class StepSaver:
         url: str | None = None,
         verify: bool = True,
         left_s: Callable[[], float | None] = lambda: None,
+        hash_files: HashFiles | None = None,
     ) -> None:
         from slurm_rl.models.checkpoint.remote import RemoteFolder
         from slurm_rl.models.checkpoint.remote_saver import RemoteSaver
@@ -48,7 +50,7 @@ class StepSaver:
 
         self.run_dir, self.keep, self.background, self.timeout_s = run, keep, background, timeout_s
         self.left_s = left_s
-        self.store = CheckpointStore(run.checkpoints, run.require_ours)
+        self.store = CheckpointStore(run.checkpoints, run.require_ours, hash_files)
         self.remote = None
         if url is not None:
             # Only one rank needs the store, and only one may create it.

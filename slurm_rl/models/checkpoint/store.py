@@ -15,7 +15,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,6 +33,9 @@ STEP_NAME = re.compile(r"step-(\d+)")
 _HASH_THREADS = 8
 
 
+HashFiles = Callable[[Sequence[Path]], Sequence[str]]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
     """One checkpoint on disk that was verified when this object was made."""
@@ -47,10 +50,16 @@ class CheckpointStore:
 
     Args:
         require_ours: raises if another process owns the run; called right before a checkpoint gets or loses its name.
+        hash_files: returns the hash of each file, or the reason why it has none, for `latest` and `at`.
     """
 
-    def __init__(self, root: Path, require_ours: Callable[[], None] = lambda: None) -> None:
-        self.root, self.require_ours = root, require_ours
+    def __init__(
+        self,
+        root: Path,
+        require_ours: Callable[[], None] = lambda: None,
+        hash_files: HashFiles | None = None,
+    ) -> None:
+        self.root, self.require_ours, self.hash_files = root, require_ours, hash_files or hash_here
         self._begun: dict[int, Path] = {}
         self._committed: Path | None = None
         self.skipped: list[str] = []
@@ -93,13 +102,13 @@ class CheckpointStore:
             )
         final = self.root / f"step-{step}"
         try:
-            body = {"format": 1, "step": step, "meta": meta, "files": _describe_files(folder, at_commit=True)}
+            body = {"format": 1, "step": step, "meta": meta, "files": _describe_files(folder)}
             write_json(folder / MANIFEST, {"sha256": _hash_json(body), "body": body})
             for path in [*(p for p in folder.rglob("*") if p.is_dir()), folder]:
                 fsync_path(path)
             self.require_ours()
             if final.exists():
-                existing, _ = _verify(final)
+                existing, _ = _verify(final, hash_here)
                 if existing:
                     shutil.rmtree(folder)
                     return existing
@@ -116,7 +125,7 @@ class CheckpointStore:
         """Return the newest checkpoint that verifies; reads all of its bytes."""
         self.skipped = []
         for path in self._newest_first():
-            checkpoint, reason = _verify(path)
+            checkpoint, reason = _verify(path, self.hash_files)
             if checkpoint:
                 return checkpoint
             self.skipped.append(f"{path.name}: {reason}")
@@ -125,7 +134,7 @@ class CheckpointStore:
     def at(self, step: int) -> Checkpoint | None:
         """Return the checkpoint of this step if it verifies; `skipped` has the reason otherwise."""
         path = self.root / f"step-{step}"
-        checkpoint, reason = _verify(path)
+        checkpoint, reason = _verify(path, self.hash_files)
         self.skipped = [] if reason is None else [f"{path.name}: {reason}"]
         return checkpoint
 
@@ -135,7 +144,7 @@ class CheckpointStore:
         One that this process has just committed is, and is not read again.
         """
         paths = self._newest_first()
-        if not paths or (paths[0] != self._committed and _verify(paths[0])[0] is None):
+        if not paths or (paths[0] != self._committed and _verify(paths[0], hash_here)[0] is None):
             return []
         removed = []
         for path in (path for path in paths[max(keep, 1) :] if _step_of(path) not in spare):
@@ -163,7 +172,7 @@ class CheckpointStore:
         return self.root / f".step-{step}.tmp-{secrets.token_hex(4)}"
 
 
-def _verify(folder: Path) -> tuple[Checkpoint, None] | tuple[None, str]:
+def _verify(folder: Path, hash_files: HashFiles) -> tuple[Checkpoint, None] | tuple[None, str]:
     """Return the checkpoint, or the reason why it is invalid."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
@@ -172,9 +181,12 @@ def _verify(folder: Path) -> tuple[Checkpoint, None] | tuple[None, str]:
             return None, f"{MANIFEST} does not match its own hash"
         if body["step"] != _step_of(folder):
             return None, f"holds step {body['step']}"
-        reason = _compare(body["files"], _describe_files(folder))
-        if reason:
+        expected, found = body["files"], _find_files(folder)
+        if reason := _compare_sizes(expected, found):
             return None, reason
+        for name, sha256 in zip(found, hash_files(list(found.values())), strict=True):
+            if sha256 != expected[name]["sha256"]:
+                return None, f"{name} {sha256 if ':' in sha256 else 'has other bytes than were written'}"
         return Checkpoint(step=body["step"], path=folder, meta=body["meta"]), None
     except OSError as error:
         return None, f"cannot be read ({error})"
@@ -182,45 +194,60 @@ def _verify(folder: Path) -> tuple[Checkpoint, None] | tuple[None, str]:
         return None, f"{MANIFEST} is broken ({type(error).__name__}: {error})"
 
 
-def _compare(expected: dict[str, Any], found: dict[str, Any]) -> str | None:
+def _find_files(folder: Path) -> dict[str, Path]:
+    """Return every file below `folder` except the manifest, by relative name."""
+    paths = sorted(p for p in folder.rglob("*") if not p.is_dir() and p != folder / MANIFEST)
+    return {path.relative_to(folder).as_posix(): path for path in paths}
+
+
+def _compare_sizes(expected: dict[str, Any], found: dict[str, Path]) -> str | None:
     for name in sorted(expected.keys() | found.keys()):
         if name not in found:
             return f"{name} is missing"
         if name not in expected:
             return f"{name} does not belong to it"
-        if expected[name]["size"] != found[name]["size"]:
-            return f"{name} has {found[name]['size']} bytes in place of {expected[name]['size']}"
-        if expected[name] != found[name]:
-            return f"{name} has other bytes than were written"
+        if (size := found[name].stat().st_size) != expected[name]["size"]:
+            return f"{name} has {size} bytes in place of {expected[name]['size']}"
     return None
 
 
-def _describe_files(folder: Path, *, at_commit: bool = False) -> dict[str, dict[str, Any]]:
-    """Return size and hash of every file below `folder` except the manifest, by relative name.
-
-    Args:
-        at_commit: sync the files, and take the hashes that their writers left.
-    """
-    paths = {p for p in folder.rglob("*") if not p.is_dir() and p != folder / MANIFEST}
-    sums = {p: sum_file(p) for p in paths if sum_file(p) in paths} if at_commit else {}
+def _describe_files(folder: Path) -> dict[str, dict[str, Any]]:
+    """Sync the files, and return their sizes and the hashes that their writers left; hash the others."""
+    found = _find_files(folder)
+    sums = {path: sum_file(path) for path in found.values() if sum_file(path) in found.values()}
 
     def describe(path: Path) -> dict[str, Any]:
-        if at_commit:
-            fsync_path(path)
-        known = sums.get(path)
-        return describe_file(path) if known is None else {"size": path.stat().st_size, "sha256": known.read_text()}
+        fsync_path(path)
+        return {"size": path.stat().st_size, "sha256": sums[path].read_text()} if path in sums else describe_file(path)
 
-    files = sorted(paths - set(sums.values()))
+    names = [name for name, path in found.items() if path not in sums.values()]
     with ThreadPoolExecutor(_HASH_THREADS) as pool:
-        described = {p.relative_to(folder).as_posix(): d for p, d in zip(files, pool.map(describe, files), strict=True)}
+        described = dict(zip(names, pool.map(describe, [found[name] for name in names]), strict=True))
     for known in sums.values():
         known.unlink()
     return described
 
 
+def hash_here(paths: Sequence[Path]) -> list[str]:
+    """Return the hash of each file, or the reason why it cannot be read."""
+
+    def hash_one(path: Path) -> str:
+        try:
+            return hash_file(path)
+        except OSError as error:
+            return f"unreadable: {error}"
+
+    with ThreadPoolExecutor(_HASH_THREADS) as pool:
+        return list(pool.map(hash_one, paths))
+
+
 def describe_file(path: Path) -> dict[str, Any]:
+    return {"size": path.stat().st_size, "sha256": hash_file(path)}
+
+
+def hash_file(path: Path) -> str:
     with path.open("rb") as file:
-        return {"size": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _hash_json(value: Any) -> str:

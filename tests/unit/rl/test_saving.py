@@ -1,7 +1,7 @@
 """Checkpoints are written in the background, and the loop reports their failures."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -13,10 +13,12 @@ from slurm_rl.config.load import load_config
 from slurm_rl.errors import CheckpointError
 from slurm_rl.models.checkpoint.background import reserve_reason, write_or_report
 from slurm_rl.models.checkpoint.step_saver import parse_state
+from slurm_rl.models.checkpoint.store import CheckpointStore
 from slurm_rl.run_dir.run_dir import RunDir, write_json
 from slurm_rl.run_dir.save_times import Measured
 from slurm_rl.trainers.grpo.trainer_state import RunSaver, TrainerState
 from slurm_rl.trainers.supervised.state import LoopState
+from slurm_rl.workers.train_workers import TrainWorker
 
 
 class FakePolicy:
@@ -74,7 +76,7 @@ def test_background_save_keeps_state_of_its_step(saver: RunSaver, policy: FakePo
     policy.may_write.set()
     saver.wait()
     assert names(saver) == ["step-3"]
-    newest = saver.store.latest()
+    newest = CheckpointStore(saver.store.root).latest()
     assert newest is not None and newest.meta["step"] == 3
 
 
@@ -145,6 +147,7 @@ class Workers:
 
     def __init__(self, number: int = 0, *, is_built: bool = True) -> None:
         self.number, self.is_built = number, is_built
+        self.dealt: list[Path] = []
 
     @property
     def workers(self) -> Any:
@@ -156,6 +159,10 @@ class Workers:
         elif method == "load":
             self.number = int((args[0] / "number").read_text())
         return [[]]
+
+    def deal(self, method: str, items: Sequence[Path]) -> list[Any]:
+        self.dealt = list(items)
+        return list(getattr(TrainWorker, method)(self, items))
 
 
 def make_saver(path: Path, policy: Workers, critic: Workers | None) -> RunSaver:
@@ -172,6 +179,7 @@ def test_critic_is_restored_after_build(stage: str, tmp_path: Path) -> None:
     saver = make_saver(tmp_path, policy, critic)
     found = saver.restore()
     assert found is not None and found[0] == state
+    assert {file.name for file in policy.dealt} == {"number"}, "the ranks hash their files"
     assert (policy.number, critic.number) == (1, 0), (
         "there is nothing to load into before the warm-up is known to be over"
     )

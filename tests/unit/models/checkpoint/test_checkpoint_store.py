@@ -1,6 +1,7 @@
 import errno
 import os
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -124,6 +125,37 @@ def test_commit_and_prune_skip_files_hashed_by_writer(store: CheckpointStore, mo
     names = sorted(path.name for path in (store.root / "step-2").iterdir())
     assert names == ["layout.json", checkpoints.MANIFEST, "rank-0.pt"]
     assert latest_step(store) == 2, "the hash is that of the file"
+
+
+def test_resume_leaves_all_bytes_to_hash_files(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(store, 1)
+    (save(store, 2) / "deep" / "er" / "rank-1.pt").write_bytes(random.Random(3).randbytes(1000))
+    hash_one = checkpoints.hash_file
+
+    def hash_files(files: Sequence[Path]) -> list[str]:
+        return [hash_one(file) for file in files]
+
+    def refuse(path: Path) -> str:
+        raise AssertionError(f"{path} was read")
+
+    monkeypatch.setattr(checkpoints, "hash_file", refuse)
+    resumed = CheckpointStore(store.root, hash_files=hash_files)
+    newest = resumed.latest()
+    assert newest is not None and newest.step == 1
+    assert resumed.skipped == ["step-2: deep/er/rank-1.pt has other bytes than were written"]
+
+
+def test_unreadable_file_skips_checkpoint_with_reason(store: CheckpointStore) -> None:
+    save(store, 1)
+    save(store, 2)
+
+    def hash_files(files: Sequence[Path]) -> list[str]:
+        return checkpoints.hash_here([file.with_name("x") if file.parent.name == "step-2" else file for file in files])
+
+    resumed = CheckpointStore(store.root, hash_files=hash_files)
+    newest = resumed.latest()
+    assert newest is not None and newest.step == 1
+    assert "rank-0.pt unreadable: [Errno 2]" in resumed.skipped[0]
 
 
 def test_prune_keeps_single_checkpoint(store: CheckpointStore) -> None:
