@@ -18,7 +18,6 @@ from transformers.utils import logging
 
 from slurm_rl.config.model import ModelConfig
 from slurm_rl.errors import CheckpointError
-from slurm_rl.models.checkpoint.store import written_beside
 from slurm_rl.models.export import copy_processors, publish, write_shards
 from slurm_rl.models.load_model import load_model, load_tokenizer, model_class, open_model
 from slurm_rl.models.lora import merge_into_base
@@ -26,6 +25,7 @@ from slurm_rl.models.published_names import plain_name
 from slurm_rl.models.rope import load_architecture
 from slurm_rl.models.saved_weights import read_parameters
 from slurm_rl.models.weight_files import check_complete
+from slurm_rl.run_dir.io_errors import written_beside
 from slurm_rl.run_dir.meter import Advance, measure
 from slurm_rl.run_dir.run_dir import read_json
 

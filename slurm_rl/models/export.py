@@ -16,8 +16,8 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, revert_weight_conversion
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
 
-from slurm_rl.models.checkpoint.store import written_beside
 from slurm_rl.models.load_model import MAY_BE_ABSENT
+from slurm_rl.run_dir.io_errors import written_beside
 from slurm_rl.run_dir.run_dir import write_text
 
 

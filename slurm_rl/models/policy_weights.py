@@ -11,11 +11,11 @@ from slurm_rl.config.model import ModelConfig
 from slurm_rl.errors import CheckpointError
 from slurm_rl.models import distributed, lora
 from slurm_rl.models.backend import Backend
-from slurm_rl.models.checkpoint.store import written_beside
 from slurm_rl.models.export import export_model, publish_for_engine
 from slurm_rl.models.lora_layers import AdaptedLayers
 from slurm_rl.models.published_names import name_layers_in_files, plain_name
 from slurm_rl.models.weight_files import WeightFiles, check_complete
+from slurm_rl.run_dir.io_errors import written_beside
 
 
 class PolicyWeights:

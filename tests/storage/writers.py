@@ -25,7 +25,7 @@ from slurm_rl.models.checkpoint.background import reserve_reason, write_or_repor
 from slurm_rl.models.checkpoint.remote import RemoteFolder
 from slurm_rl.models.checkpoint.remote_saver import RemoteSaver
 from slurm_rl.models.checkpoint.step_saver import StepSaver
-from slurm_rl.models.checkpoint.store import CheckpointStore, written_beside
+from slurm_rl.models.checkpoint.store import CheckpointStore
 from slurm_rl.node.processes import start_child
 from slurm_rl.plugins.image.formats import write_beside
 from slurm_rl.plugins.prepare.dataset import write_rows
@@ -35,7 +35,7 @@ from slurm_rl.rewards.results import RewardItem, RewardResult
 from slurm_rl.rollout.response import Response
 from slurm_rl.rollout.turn_log import BatchLog, TurnLog
 from slurm_rl.rollout.turn_log_format import Row, render_row
-from slurm_rl.run_dir.io_errors import annotate_path
+from slurm_rl.run_dir.io_errors import annotate_path, written_beside
 from slurm_rl.run_dir.jsonl import append_row, read_lines, read_rows
 from slurm_rl.run_dir.run_dir import RunDir, append_event, hold, read_json, write_json, write_last
 from slurm_rl.run_dir.run_lock import LockHolder, read_lock

@@ -8,8 +8,8 @@ from pathlib import Path
 from slurm_rl.data.load_data import knows_rows
 from slurm_rl.errors import CheckpointError, ConfigError, RunDirError
 from slurm_rl.models.checkpoint.remote import NotOursError, RemoteFolder
-from slurm_rl.models.checkpoint.store import MANIFEST, CheckpointStore, written_beside
-from slurm_rl.run_dir.io_errors import io_error_code, next_action
+from slurm_rl.models.checkpoint.store import MANIFEST, CheckpointStore
+from slurm_rl.run_dir.io_errors import io_error_code, next_action, written_beside
 from slurm_rl.run_dir.run_dir import RunDir, append_event, read_json
 from slurm_rl.run_dir.run_secret import TOKEN_VARIABLE, checkpoint_key_file
 

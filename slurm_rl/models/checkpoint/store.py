@@ -11,20 +11,18 @@ One rename, after all bytes are on disk, makes a checkpoint valid. Nothing is re
 
 import hashlib
 import json
-import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from slurm_rl.errors import CheckpointError
 from slurm_rl.models.checkpoint.background import sum_file
-from slurm_rl.run_dir.io_errors import annotate_path, describe_disk, fsync_path, next_action
+from slurm_rl.run_dir.io_errors import describe_disk, fsync_path, next_action
 from slurm_rl.run_dir.run_dir import write_json
 
 MANIFEST = "manifest.json"
@@ -264,45 +262,3 @@ def cannot_write(path: Path, error: OSError) -> CheckpointError:
         seen=str(path),
         action=f"{next_action(error)}; older checkpoints are untouched",
     )
-
-
-@contextmanager
-def written_beside(folder: Path) -> Iterator[Path]:
-    """Yield an empty folder that becomes or replaces `folder` when the block ends, and is removed if it raises.
-
-    Raises:
-        OSError: it cannot be written; names a path.
-    """
-    tag = secrets.token_hex(4)
-    beside, replaced = (folder.parent / f".{folder.name}.{kind}-{tag}" for kind in ("tmp", "old"))
-    with annotate_path(folder):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        beside.mkdir()
-        try:
-            yield beside
-            _open_to_others(beside)
-            fsync_tree(beside)
-            if folder.exists():
-                folder.rename(replaced)
-            beside.rename(folder)
-        except BaseException:
-            shutil.rmtree(beside, ignore_errors=True)
-            raise
-        fsync_path(folder.parent)
-        shutil.rmtree(replaced, ignore_errors=True)
-
-
-def _open_to_others(folder: Path) -> None:
-    """Give files the mode of the user's umask: safetensors writes files that only the owner can read."""
-    mask = os.umask(0)
-    os.umask(mask)
-    for path in folder.rglob("*"):
-        if path.is_file():
-            path.chmod(0o666 & ~mask)
-
-
-def fsync_tree(folder: Path) -> None:
-    for path in sorted(folder.rglob("*")):
-        if path.is_file() or path.is_dir():
-            fsync_path(path)
-    fsync_path(folder)

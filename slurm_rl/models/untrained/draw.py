@@ -8,8 +8,8 @@ from transformers import AutoConfig
 from transformers.utils import logging
 
 from slurm_rl.config.model import ModelConfig
-from slurm_rl.models.checkpoint.store import written_beside
 from slurm_rl.models.load_model import load_tokenizer, model_class
+from slurm_rl.run_dir.io_errors import written_beside
 
 _WEIGHTS = shutil.ignore_patterns("*.safetensors", "*.bin", "*.index.json")
 

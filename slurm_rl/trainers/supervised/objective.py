@@ -23,8 +23,8 @@ from slurm_rl.data.load_data import digest_rows, join_parts
 from slurm_rl.data.split import Row, RowCounts, Split, count_rows
 from slurm_rl.errors import DataError
 from slurm_rl.models import distributed
-from slurm_rl.models.checkpoint.store import written_beside
 from slurm_rl.models.policy import LossFn, PolicyEngine
+from slurm_rl.run_dir.io_errors import written_beside
 
 MicroBatches = list[list[TrainSequence]]
 AddReference = Callable[[MicroBatches], MicroBatches]

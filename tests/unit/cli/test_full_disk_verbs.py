@@ -10,8 +10,9 @@ from slurm_rl.cli.parser import load_verbs
 from slurm_rl.config.load import load_config
 from slurm_rl.launch.controller.create import create_run
 from slurm_rl.launch.sweep.ledger import Ledger, SweepDir, SweepRun, save_ledger
-from slurm_rl.models.checkpoint.store import Checkpoint, written_beside
+from slurm_rl.models.checkpoint.store import Checkpoint
 from slurm_rl.plan.build_plan import SubmitFacts, build_plan
+from slurm_rl.run_dir.io_errors import written_beside
 from slurm_rl.run_dir.run_dir import RunDir, write_text
 from tests.small_disk import small_disk
 from tests.storage.disks import fill

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_rl.models.checkpoint.store import written_beside
+from slurm_rl.run_dir.io_errors import written_beside
 
 
 def test_appears_when_block_ends(tmp_path: Path) -> None:
