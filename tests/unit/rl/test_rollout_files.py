@@ -24,7 +24,9 @@ def group_of(*values: float | None) -> Group:
 
 
 def test_rollouts_survive_checkpoint_bit_exactly(tmp_path: Path) -> None:
-    batches = {7: [group_of(0.1, None), make_group(8, [0.0])], 8: [group_of(1.0)]}
+    mixed = Trajectory([3, 2**31 - 1], [-math.e, 0.0], "", False, 4, Details(token_versions=[4, 5]))
+    other = replace(make_group(8, [0.0]), completions=[mixed])
+    batches = {7: [group_of(0.1, None), other], 8: [group_of(1.0)], 9: []}
     save_rollouts(tmp_path, batches)
     assert load_rollouts(tmp_path) == batches
     assert load_rollouts(tmp_path / "nowhere") == {}
@@ -32,10 +34,17 @@ def test_rollouts_survive_checkpoint_bit_exactly(tmp_path: Path) -> None:
 
 def test_batches_of_other_version_are_refused(tmp_path: Path) -> None:
     save_rollouts(tmp_path, {4: [group_of(1.0)]})
-    path = tmp_path / "rollouts.json"
-    path.write_text(path.read_text().replace('"details"', '"turns"'))
-    with pytest.raises(DataError, match="of this version of slurm_rl"):
-        load_rollouts(tmp_path)
+    path = tmp_path / "rollouts.npz"
+    for other in (path.read_bytes().replace(b'"details"', b'"detours"'), b"", b"{}", path.read_bytes()[:-9]):
+        path.write_bytes(other)
+        with pytest.raises(DataError, match="of this version of slurm_rl"):
+            load_rollouts(tmp_path)
+
+
+def test_saved_rollouts_take_few_bytes_per_token(tmp_path: Path) -> None:
+    long = Trajectory(list(range(50_000)), [-0.1 * math.pi] * 50_000, "7", False, 4)
+    save_rollouts(tmp_path, {4: [replace(make_group(3, [1.0]), completions=[long])]})
+    assert (tmp_path / "rollouts.npz").stat().st_size < 13 * 50_000
 
 
 def test_dump_is_replayed_bit_exactly(tmp_path: Path) -> None:
