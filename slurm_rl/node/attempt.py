@@ -8,12 +8,23 @@ from slurm_rl.run_dir.run_dir import AttemptDir, RunDir, read_json
 
 POLL_S = 0.2
 """Interval of the agent's loop."""
+_ASKS_PER_S = 8.0
+"""Questions of one kind that all nodes of a run together put to the shared disk."""
 _CLEANING_S = 5.0
 """Part of KillWait that is kept for ending processes and removing files."""
 
 
 class Leaving(SlurmRLError):
     """The attempt ends for a cause that another node or Slurm reports."""
+
+
+def interval_s(least_s: float, num_nodes: int) -> float:
+    """Return the seconds between two questions of one node to the shared disk.
+
+    >>> interval_s(0.2, num_nodes=2), interval_s(2.0, num_nodes=8), interval_s(2.0, num_nodes=240)
+    (0.25, 2.0, 30.0)
+    """
+    return max(least_s, num_nodes / _ASKS_PER_S)
 
 
 def attempt_parser(description: str) -> ArgumentParser:

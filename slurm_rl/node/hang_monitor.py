@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_rl.errors import SlurmRLError, TrainingError
+from slurm_rl.node.attempt import interval_s
 from slurm_rl.node.driver import catches
 from slurm_rl.node.heartbeat import DUMP_SIGNAL
 from slurm_rl.node.processes import find_marked
@@ -58,7 +59,7 @@ class HangMonitor:
     ) -> None:
         self.run_dir, self.plan, self.attempt, self.folder = run, plan, attempt, folder
         self.rank, self.host, self.mark = rank, host, mark
-        self._check_at = self._report_at = 0.0
+        self._check_at = self._report_at = self._look_at = 0.0
         self._late: list[Late] = []
         self._late_since: float | None = None
         self._stacks: list[Stack] | None = None
@@ -77,14 +78,17 @@ class HangMonitor:
         if engines := tuple(one.name for one in late if one.name.startswith(_ENGINE) and one.name not in known):
             self._dump_stacks(engines)
         if beats and (now >= self._report_at or {one.name for one in late} != known):
-            self._report_at, self._late = now + REPORT_S, late
+            self._report_at, self._late = now + interval_s(REPORT_S, self.plan.num_nodes), late
             with contextlib.suppress(OSError):
                 self._report(beats)
         ranks = [one for one in late if not one.name.startswith(_ENGINE)]
         if ranks and self._late_since is None:
             self._late_since = now
             write_json(self.attempt.path / f"overdue-{self.rank}.json", [asdict(one) for one in ranks])
-        overdue = sorted(self.attempt.path.glob("overdue-*.json"))
+        overdue: list[Path] = []
+        if ranks or now >= self._look_at:
+            self._look_at = now + interval_s(CHECK_S, self.plan.num_nodes)
+            overdue = sorted(self.attempt.path.glob("overdue-*.json"))
         if overdue and self._stacks is None:
             trigger_flight_recorders(self.folder)
             self._stacks = self._dump_stacks()

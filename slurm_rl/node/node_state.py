@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any
 
 from slurm_rl.errors import ConfigError
-from slurm_rl.node.attempt import Leaving, time_to_leave
+from slurm_rl.node.attempt import POLL_S, Leaving, interval_s, time_to_leave
 from slurm_rl.node.hang_monitor import HangMonitor
 from slurm_rl.node.image_report import parse_report
 from slurm_rl.node.oom import OomKills
@@ -61,7 +61,8 @@ class NodeState:
         self._hangs = HangMonitor(run, plan, attempt, folder, rank=role.rank, host=self.host, mark=self.mark)
         self._controller = ControllerMonitor(run, attempt, role)
         self._time_to_leave_s = time_to_leave(attempt)
-        self._check_lease_at = 0.0
+        self._check_lease_at = self._ask_head_at = self._look_at = 0.0
+        self._head: HeadRecord | None = None
 
     def on_signal(self, signum: int, frame: FrameType | None) -> None:
         """Handle a stop signal; SIGTERM also starts the deadline for leaving."""
@@ -103,13 +104,24 @@ class NodeState:
 
     def meet_head(self, deadline: float) -> HeadRecord:
         """Wait for the head's record and compare the images."""
-        head = wait_for_head(self.attempt, deadline, self.is_bring_up_over)
+        self._head = head = wait_for_head(self.attempt, deadline, self.is_bring_up_over, self.role.num_nodes)
         check_same_image(head, self.host, self.versions)
         return head
 
     def head_ip(self) -> str:
         """Return the address by which other nodes reach this one."""
         return own_address(self.role.hosts[-1] if self.role.num_nodes > 1 else "localhost")
+
+    def sees_head_end(self) -> bool:
+        """Return `head_has_ended`; one of many nodes looks at the disk rarely, or when the head's port is closed."""
+        now, between_s = time.monotonic(), interval_s(POLL_S, self.role.num_nodes)
+        if now < self._ask_head_at:
+            return False
+        self._ask_head_at = now + min(between_s, _CHECK_S)
+        if now < self._look_at and self._head is not None and is_port_open(self._head.ip, self._head.port):
+            return False
+        self._look_at = now + between_s
+        return self.head_has_ended()
 
     def head_has_ended(self) -> bool:
         path = self.attempt.node(0)

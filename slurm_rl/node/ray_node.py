@@ -93,7 +93,7 @@ class RayNode:
         wait_for_port(head.ip, head.port, self.deadline, self._is_too_late_to_join, what="the head's Ray (GCS)")
         node.ray = self._start_ray(own_address(head.ip), head=head)
         node.write_record(state="running")
-        while not node.head_has_ended():
+        while not node.sees_head_end():
             if has_ended(node.ray) and comes_true(node.head_has_ended):
                 break
             node.check_ray("a worker node")
@@ -104,7 +104,7 @@ class RayNode:
         return 0
 
     def _is_too_late_to_join(self) -> bool:
-        if self.node.head_has_ended():
+        if self.node.sees_head_end():
             raise Leaving("the head node must be up", seen="it has ended")
         return self.node.is_bring_up_over()
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 
 from slurm_rl.errors import BringUpError
+from slurm_rl.node.attempt import interval_s
 from slurm_rl.run_dir.run_dir import AttemptDir, read_json, write_json
 
 POLL_S = 0.05
@@ -35,12 +36,17 @@ def publish_head(attempt: AttemptDir, head: HeadRecord) -> None:
     write_json(attempt.head, asdict(head))
 
 
-def wait_for_head(attempt: AttemptDir, deadline: float, should_stop: Callable[[], bool]) -> HeadRecord:
+def wait_for_head(
+    attempt: AttemptDir, deadline: float, should_stop: Callable[[], bool], num_nodes: int = 1
+) -> HeadRecord:
     """Wait for the head's record until `deadline` (time.monotonic()) or `should_stop`; then BringUpError."""
+    ask_at = 0.0
     while True:
         # Listing the folder: NFS caches that a file is missing.
-        if attempt.head.name in {entry.name for entry in attempt.path.iterdir()}:
-            return HeadRecord(**read_json(attempt.head))
+        if time.monotonic() >= ask_at:
+            ask_at = time.monotonic() + interval_s(POLL_S, num_nodes)
+            if attempt.head.name in {entry.name for entry in attempt.path.iterdir()}:
+                return HeadRecord(**read_json(attempt.head))
         _sleep_or_fail(deadline, should_stop, f"the head node must publish {attempt.head}")
 
 

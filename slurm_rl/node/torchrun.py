@@ -128,7 +128,7 @@ def run_torchrun(node: NodeState, ports: PortPlan, env: dict[str, str], deadline
         if node.stopped_at and not ranks.is_done:
             ranks.send(driver, node.stopped_at)
         node.check()
-        if not role.is_head and node.head_has_ended() and not comes_true(lambda: has_ended(driver)):
+        if not role.is_head and node.sees_head_end() and not comes_true(lambda: has_ended(driver)):
             return 0
         time.sleep(POLL_S)
     is_late = not role.is_head and node.head_has_ended()
