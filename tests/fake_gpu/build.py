@@ -76,7 +76,7 @@ def build() -> None:
     OUT.mkdir(exist_ok=True)
     objects = {one: OUT / f"{one.stem}.o" for one in SOURCES.glob("*.cpp") if one.stem != "operators"}
     torch = packages() / "torch/lib"
-    link = ["-shared", f"-L{torch}", "-ltorch_cpu", "-lc10"]
+    link = ["-shared", f"-L{torch}", "-ltorch_cpu", "-lc10", "-lc10_cuda"]
     with ThreadPoolExecutor(2) as pool:
         operators = pool.submit(compile_one, SOURCES / "operators.cpp", OPERATORS, link)
         list(pool.map(lambda one: compile_one(*one, ["-c", "-fvisibility=hidden"]), objects.items()))

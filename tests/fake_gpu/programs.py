@@ -112,6 +112,74 @@ def launch_unknown_kernel() -> None:
     torch.cuda._sleep(1)
 
 
+def read_late() -> None:
+    """In late mode a copy to pinned memory is there after a synchronisation, and a side stream has to wait."""
+    host, side = torch.zeros(4, pin_memory=True), torch.cuda.Stream()
+    x = torch.arange(4.0, device="cuda") + 1
+    host.copy_(x, non_blocking=True)
+    before = host.tolist()
+    torch.cuda.synchronize()
+    y = x * 10
+    with torch.cuda.stream(side):
+        early = y + 0
+        side.wait_stream(torch.cuda.default_stream())
+        late = y + 0
+    side.synchronize()
+    print(
+        before == [0.0] * 4, host.tolist() == [1.0, 2.0, 3.0, 4.0], early.tolist() == y.tolist(), torch.equal(late, y)
+    )
+
+
+def _leave_out(name: str) -> None:
+    """Replace a synchronisation of our code, `Stream.wait_stream` or `Stream.synchronize`, by nothing."""
+    if name:
+        setattr(torch.cuda.Stream, name, lambda *_: None)
+
+
+def offload_moments(left_out: str = "") -> None:
+    """Compare AdamW whose moments move over two copy streams with plain AdamW."""
+    from slurm_rl.models import offload
+
+    torch.manual_seed(0)
+    offload._BUCKET = 2000
+    start = [torch.randn(40, 50, device="cuda") for _ in range(6)]
+    gradients = [[torch.randn(40, 50, device="cuda") for _ in start] for _ in range(4)]
+    ends = []
+    for is_parked in (False, True):
+        parameters = [torch.nn.Parameter(one.clone()) for one in start]
+        optimizer = torch.optim.AdamW(parameters, lr=0.1)
+        moments = offload.HostMoments(optimizer, torch.device("cuda"))
+        if is_parked:
+            torch.cuda.synchronize()
+            _leave_out(left_out)
+        for step in gradients:
+            for parameter, gradient in zip(parameters, step, strict=True):
+                parameter.grad = gradient.clone()
+            moments.step() if is_parked else optimizer.step()
+        ends.append(torch.cat([one.detach().flatten() for one in parameters]).cpu())
+    print("equal" if torch.equal(*ends) else f"differ by {float((ends[0] - ends[1]).abs().max()):.3g}")
+
+
+def gather_on_streams(left_out: str = "") -> None:
+    """Consume gathered tensors on two streams in turn, as vLLM's packed transfer does."""
+    from slurm_rl.models.gather import Part, gather_state
+
+    parts = {f"p{index}": torch.full((1000,), index + 1.0, device="cuda") for index in range(6)}
+    streams, got = [torch.cuda.Stream() for _ in range(2)], []
+    torch.cuda.synchronize()
+    state = gather_state(
+        ((name, Part(values, (10, 100), 1000)) for name, values in parts.items()), torch.float32, torch.device("cuda")
+    )
+    first = next(state)
+    _leave_out(left_out)
+    got.append(first[1].clone())
+    for index in range(5):
+        with torch.cuda.stream(streams[index % 2]):
+            got.append(next(state)[1] + 0)
+    torch.cuda.synchronize()
+    print("equal" if [float(one.mean()) for one in got] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0] else "differ")
+
+
 def communicate() -> None:
     """Under torchrun."""
     import torch.distributed as dist
@@ -152,4 +220,4 @@ def communicate() -> None:
 
 
 if __name__ == "__main__":
-    globals()[sys.argv[1]]()
+    globals()[sys.argv[1]](*sys.argv[2:])

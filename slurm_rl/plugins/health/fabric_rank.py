@@ -28,14 +28,17 @@ class Sizes:
     """Sizes of the measurement."""
 
     matrix: int
-    """Rows and columns."""
+    """Rows and columns, at most."""
     matmul_s: float
     message_bytes: int
+    """At most."""
     num_messages: int
 
 
 # 1.5 s let a GPU reach its steady clock; messages above 256 MiB are hardly faster.
 _ON_GPU, _ON_CPU = Sizes(8192, 1.5, 2**28, 10), Sizes(256, 0.1, 2**22, 3)
+_CALL_S = 0.05
+"""Longest product or collective: slower ones are measured at smaller sizes, to end within the deadline."""
 
 
 @dataclass(frozen=True)
@@ -95,10 +98,14 @@ class Rank:
         """Return TFLOP/s of bfloat16 matrices, and whether repeating a product gives the same bits."""
         import torch
 
-        size = self.sizes.matrix
         torch.manual_seed(self.spec.local_rank)
-        left, right = (torch.randn(size, size, device=self.device, dtype=torch.bfloat16) for _ in range(2))
-        first = left @ right
+        size = min(256, self.sizes.matrix)
+        while True:
+            left, right = (torch.randn(size, size, device=self.device, dtype=torch.bfloat16) for _ in range(2))
+            first = left @ right  # the first product of a size loads its kernel
+            if size == self.sizes.matrix or self._time(torch.matmul, left, right) > _CALL_S / 8:
+                break
+            size *= 2
         product = torch.empty_like(first)
 
         def multiply() -> float:
@@ -119,13 +126,18 @@ class Rank:
         import torch
         import torch.distributed as dist
 
-        backend, size = "nccl" if self.spec.on_gpus else "gloo", self.sizes.message_bytes
+        backend, size = "nccl" if self.spec.on_gpus else "gloo", min(2**20, self.sizes.message_bytes)
         dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=_GROUP)
         try:
-            values = torch.empty(size // 4, device=self.device)
-            for _ in range(3):  # the first ones set up connections
-                values.fill_(rank + 1)
-                dist.all_reduce(values)
+            while True:
+                values = torch.empty(size // 4, device=self.device)
+                for _ in range(2):  # the first ones set up connections
+                    values.fill_(rank + 1)
+                    seconds = torch.full((1,), self._time(dist.all_reduce, values), device=self.device)
+                dist.all_reduce(seconds, op=dist.ReduceOp.MAX)  # all ranks take the same size
+                if size == self.sizes.message_bytes or float(seconds) > _CALL_S / 4:
+                    break
+                size = min(4 * size, self.sizes.message_bytes)
             is_right = bool((values == world * (world + 1) / 2).all())
             values.zero_()
 
@@ -140,6 +152,13 @@ class Rank:
         finally:
             dist.destroy_process_group()
         return {"gb_s": gb_s, "is_right": is_right}
+
+    def _time(self, call: Callable[..., object], *args: Any) -> float:
+        self._synchronize()
+        began = time.monotonic()
+        call(*args)
+        self._synchronize()
+        return time.monotonic() - began
 
     def _best(self, measure: Callable[[], float]) -> float:
         self._synchronize()

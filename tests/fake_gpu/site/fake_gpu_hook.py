@@ -12,6 +12,7 @@ _REPLACEMENTS = {
     "torch": "fake_gpu_torch",
     "triton.runtime.interpreter": "fake_gpu_triton",
     "vllm.vllm_flash_attn.flash_attn_interface": "fake_gpu_paged",
+    "vllm.v1.attention.backends.flash_attn": "fake_gpu_float32",
     "vllm._custom_ops": "fake_gpu_vllm",
     "vllm.distributed.device_communicators.cuda_wrapper": "fake_gpu_cudart",
 }

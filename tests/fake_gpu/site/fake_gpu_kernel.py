@@ -11,12 +11,20 @@ from torch.library import Library
 
 DEVICE = ctypes.CDLL(os.environ["FAKE_GPU_LIBRARY"])
 DEVICE.fake_gpu_is_capturing.restype = ctypes.c_bool
+DEVICE.fake_gpu_is_late.restype = ctypes.c_bool
+DEVICE.fake_gpu_synchronize.argtypes = [ctypes.c_void_p]
 DEVICE.fake_gpu_record.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
 _CALL = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _recorded: dict[int, Callable[[], None]] = {}
 _libraries: dict[str, Library] = {}
 _replay = _CALL(lambda key: _recorded[key]())
 _drop = _CALL(lambda key: _recorded.pop(key, None) and None)
+
+
+def synchronize() -> None:
+    """In late mode: run the current stream's queue, for code that reads memory by its address."""
+    if DEVICE.fake_gpu_is_late():
+        DEVICE.fake_gpu_synchronize(torch.cuda.current_stream().cuda_stream)
 
 
 @contextmanager

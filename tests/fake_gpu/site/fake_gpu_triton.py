@@ -2,13 +2,14 @@
 
 from typing import Any
 
-from fake_gpu_kernel import DEVICE, run_recorded
+from fake_gpu_kernel import DEVICE, run_recorded, synchronize
 from triton.runtime import interpreter
 
 _execute = interpreter.GridExecutor.__call__
 
 
 def _run(self: Any, *args: Any, **keywords: Any) -> None:
+    synchronize()
     if DEVICE.fake_gpu_is_capturing():
         run_recorded(lambda: _execute(self, *args, **keywords))
     else:

@@ -36,7 +36,7 @@ API CUresult cuDevicePrimaryCtxGetState(CUdevice, unsigned *flags, int *is_activ
 
 API CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total) { return (CUresult)cudaMemGetInfo(free_bytes, total); }
 API CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes) { return (CUresult)allocate((void **)address, bytes); }
-API CUresult cuMemFree_v2(CUdeviceptr address) { return (CUresult)release((void *)address); }
+API CUresult cuMemFree_v2(CUdeviceptr address) { return synchronize_all(), (CUresult)release((void *)address); }
 API CUresult cuPointerGetAttribute(void *value, CUpointer_attribute which, CUdeviceptr address) {
   Block block;
   bool is_device = find_block((void *)address, &block, nullptr);
@@ -89,6 +89,7 @@ API CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGen
   return CUDA_SUCCESS;
 }
 API CUresult cuMemUnmap(CUdeviceptr address, size_t bytes) {
+  synchronize_all();
   std::lock_guard<std::mutex> guard(chunks_mutex);
   auto found = mappings.find(address);
   if (found == mappings.end() || found->second->size != bytes) return CUDA_ERROR_INVALID_VALUE;

@@ -49,6 +49,12 @@ bool map_extent(void *address, size_t bytes, int64_t offset);
 void add_block(void *address, const Block &block);
 void forget_block(void *address);
 
+// Streams. `submit` runs work now, or in late mode when a synchronisation needs it.
+bool is_late();
+void submit(void *stream, std::function<void()> work);
+void synchronize(void *stream);
+void synchronize_all();
+
 // Record `work` if this thread captures a graph.
 void record(std::function<void()> work);
 bool is_capturing();

@@ -167,9 +167,7 @@ static bool advance(Transfer &t) {
   t.data += size, t.bytes -= size;
   return true;
 }
-static ncclResult_t run_transfers() {
-  std::deque<Transfer> left;
-  left.swap(transfers);
+static ncclResult_t run_transfers(std::deque<Transfer> left) {
   left.erase(std::remove_if(left.begin(), left.end(), [](const Transfer &t) { return !t.bytes; }), left.end());
   while (!left.empty()) {
     auto step = [&] {
@@ -185,39 +183,46 @@ static ncclResult_t run_transfers() {
   }
   return ncclSuccess;
 }
+static thread_local void *group_stream = nullptr;
 static ncclResult_t run_all() {
-  std::deque<std::function<ncclResult_t()>> calls;
-  calls.swap(waiting);
-  for (auto &call : calls)
-    if (ncclResult_t error = call()) return transfers.clear(), error;
-  return run_transfers();
+  // In late mode the result is success, and ncclCommGetAsyncError has the error.
+  auto result = std::make_shared<ncclResult_t>(ncclSuccess);
+  auto run = [result, calls = std::move(waiting), rest = std::move(transfers)] {
+    for (auto &call : calls)
+      if ((*result = call())) return;
+    *result = run_transfers(rest);
+  };
+  waiting.clear(), transfers.clear();
+  record(run);
+  fake::submit(group_stream, run);
+  return is_late() ? ncclSuccess : *result;
 }
-static ncclResult_t submit(std::function<ncclResult_t()> call) {
-  record([call] { call(); });
-  if (depth) return waiting.push_back(std::move(call)), ncclSuccess;
-  return call();
+static ncclResult_t submit(std::function<ncclResult_t()> call, void *stream) {
+  group_stream = stream;
+  waiting.push_back(std::move(call));
+  return depth ? ncclSuccess : run_all();
 }
 API ncclResult_t ncclGroupStart() { return depth++, ncclSuccess; }
 API ncclResult_t ncclGroupEnd() { return --depth ? ncclSuccess : run_all(); }
 
 // ---- collectives
-API ncclResult_t ncclAllReduce(const void *send, void *receive, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm, cudaStream_t) {
+API ncclResult_t ncclAllReduce(const void *send, void *receive, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
   return submit([=] {
     bool is_known = true;
     ncclResult_t error = exchange(comm, send, count * size_of(type), [&](int half, size_t offset, size_t size) {
       is_known = reduce_chunk(comm, (char *)receive + offset, half, size, type, op);
     });
     return error || is_known ? error : fail(comm, ncclInvalidArgument, "the fake NCCL does not reduce this type");
-  });
+  }, stream);
 }
-API ncclResult_t ncclReduce(const void *send, void *receive, size_t count, ncclDataType_t type, ncclRedOp_t op, int root, ncclComm_t comm, cudaStream_t) {
+API ncclResult_t ncclReduce(const void *send, void *receive, size_t count, ncclDataType_t type, ncclRedOp_t op, int root, ncclComm_t comm, cudaStream_t stream) {
   return submit([=] {
     return exchange(comm, send, count * size_of(type), [&](int half, size_t offset, size_t size) {
       if (comm->rank == root) reduce_chunk(comm, (char *)receive + offset, half, size, type, op);
     });
-  });
+  }, stream);
 }
-API ncclResult_t ncclReduceScatter(const void *send, void *receive, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm, cudaStream_t) {
+API ncclResult_t ncclReduceScatter(const void *send, void *receive, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
   return submit([=] {
     size_t bytes = count * size_of(type);
     // The result may lie in the input: it is written when all ranks have shown all of it.
@@ -230,33 +235,34 @@ API ncclResult_t ncclReduceScatter(const void *send, void *receive, size_t count
     }
     memcpy(receive, result.data(), bytes);
     return ncclSuccess;
-  });
+  }, stream);
 }
-API ncclResult_t ncclAllGather(const void *send, void *receive, size_t count, ncclDataType_t type, ncclComm_t comm, cudaStream_t) {
+API ncclResult_t ncclAllGather(const void *send, void *receive, size_t count, ncclDataType_t type, ncclComm_t comm, cudaStream_t stream) {
   return submit([=] {
     size_t bytes = count * size_of(type);
     return exchange(comm, send, bytes, [&](int half, size_t offset, size_t size) {
       for (int rank = 0; rank < comm->size; rank++) memcpy((char *)receive + rank * bytes + offset, comm->chunk(rank, half), size);
     });
-  });
+  }, stream);
 }
-API ncclResult_t ncclBroadcast(const void *send, void *receive, size_t count, ncclDataType_t type, int root, ncclComm_t comm, cudaStream_t) {
+API ncclResult_t ncclBroadcast(const void *send, void *receive, size_t count, ncclDataType_t type, int root, ncclComm_t comm, cudaStream_t stream) {
   return submit([=] {
     return exchange(comm, comm->rank == root ? send : nullptr, count * size_of(type), [&](int half, size_t offset, size_t size) {
       memcpy((char *)receive + offset, comm->chunk(root, half), size);
     });
-  });
+  }, stream);
 }
 API ncclResult_t ncclBcast(void *data, size_t count, ncclDataType_t type, int root, ncclComm_t comm, cudaStream_t stream) {
   return ncclBroadcast(data, data, count, type, root, comm, stream);
 }
-static ncclResult_t transfer(void *data, size_t count, ncclDataType_t type, int peer, ncclComm *comm, bool is_send) {
+static ncclResult_t transfer(void *data, size_t count, ncclDataType_t type, int peer, ncclComm *comm, bool is_send, void *stream) {
   Transfer one{comm, (char *)data, count * size_of(type), peer, is_send};
-  ncclResult_t error = submit([=] { return transfers.push_back(one), depth ? ncclSuccess : ncclSuccess; });
-  return error || depth ? error : run_transfers();
+  group_stream = stream;
+  transfers.push_back(one);
+  return depth ? ncclSuccess : run_all();
 }
-API ncclResult_t ncclSend(const void *data, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t) { return transfer((void *)data, count, type, peer, comm, true); }
-API ncclResult_t ncclRecv(void *data, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t) { return transfer(data, count, type, peer, comm, false); }
+API ncclResult_t ncclSend(const void *data, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream) { return transfer((void *)data, count, type, peer, comm, true, stream); }
+API ncclResult_t ncclRecv(void *data, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream) { return transfer(data, count, type, peer, comm, false, stream); }
 API ncclResult_t ncclAlltoAll(const void *send, void *receive, size_t count, ncclDataType_t type, ncclComm_t comm, cudaStream_t stream) {
   size_t bytes = count * size_of(type);
   ncclGroupStart();
@@ -325,6 +331,7 @@ API ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *
 }
 API ncclResult_t ncclCommFinalize(ncclComm_t) { return ncclSuccess; }
 API ncclResult_t ncclCommDestroy(ncclComm_t comm) {
+  synchronize_all();
   munmap(comm->shared, comm->bytes);
   return delete comm, ncclSuccess;
 }

@@ -3,6 +3,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <c10/cuda/CUDAStream.h>
 #include <torch/library.h>
 
 #include <set>
@@ -14,6 +15,10 @@ extern "C" {
 bool fake_gpu_is_capturing();
 void fake_gpu_record(void (*call)(void *), void (*drop)(void *), void *data);
 bool fake_gpu_zero(void *address, size_t bytes);
+bool fake_gpu_is_late();
+bool fake_gpu_is_pinned(const void *address);
+void fake_gpu_submit(void *stream, void (*call)(void *), void *data);
+void fake_gpu_synchronize(void *stream);
 }
 
 // These only move pointers and sizes, or allocate, and work as they are.
@@ -91,6 +96,103 @@ static void replay(void *data) {
   }
 }
 
+// ---- late mode: the results have the sizes of the meta kernel, and a stream computes them later
+static void run_queued(void *data) {
+  std::unique_ptr<Replay> one((Replay *)data);
+  try {
+    replay(one.get());
+  } catch (const std::exception &error) {
+    fprintf(stderr, "[fake-gpu] %s failed on its stream: %s\n", one->op.schema().operator_name().name.c_str(), error.what());
+    _exit(2);
+  }
+}
+
+static at::Tensor to_meta(const at::Tensor &t) {
+  if (!t.defined()) return t;
+  return at::empty_strided(t.sizes(), t.strides(), at::TensorOptions().dtype(t.dtype()).device(at::kMeta));
+}
+static IValue to_meta(const IValue &v) {
+  if (v.isTensor()) return to_meta(v.toTensor());
+  if (v.isTensorList()) {
+    c10::List<at::Tensor> list;
+    for (const at::Tensor &t : v.toTensorVector()) list.push_back(to_meta(t));
+    return list;
+  }
+  if (v.isOptionalTensorList()) {
+    c10::List<std::optional<at::Tensor>> list;
+    for (const std::optional<at::Tensor> &t : v.toOptionalTensorList()) list.push_back(t ? std::optional(to_meta(*t)) : std::nullopt);
+    return list;
+  }
+  if (v.isDevice()) return c10::Device(at::kMeta);
+  return v.isGenerator() ? IValue() : v;
+}
+
+// A copy that waits for its stream although one side is plain host memory would read it too late.
+static bool is_copied_late(const std::vector<IValue> &given) {
+  for (int i : {0, 1}) {
+    const at::Tensor t = given[i].toTensor();
+    if (!t.is_cuda() && !(given[2].toBool() && fake_gpu_is_pinned(t.data_ptr()))) return false;
+  }
+  return true;
+}
+
+// Queue an operator; false: it must run now, since its results depend on values, or go to the host.
+static bool run_late(const c10::OperatorHandle &op, Stack *stack, std::vector<IValue> &given, c10::Device where, void *stream) {
+  const auto &schema = op.schema();
+  const bool is_copy = schema.name() == "aten::copy_";
+  if (is_copy && !is_copied_late(given)) return false;
+  bool is_new = false;
+  for (const auto &result : schema.returns()) {
+    if (result.alias_info() && !result.alias_info()->isWrite()) return false;
+    is_new |= !result.alias_info();
+  }
+  for (const auto &argument : schema.arguments())
+    if (argument.is_out()) return false;
+  std::vector<IValue> results;
+  if (is_new) {
+    if (!op.hasComputedKernelForDispatchKey(c10::DispatchKey::Meta)) return false;
+    try {
+      c10::InferenceMode guard;
+      Stack shapes;
+      for (const IValue &v : given) shapes.push_back(to_meta(v));
+      op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::Meta), &shapes);
+      results.assign(shapes.begin(), shapes.end());
+    } catch (const std::exception &) {
+      return false;
+    }
+    for (const IValue &v : results)
+      if (!v.isTensor() && !v.isTensorList()) return false;
+  }
+  auto work = new Replay{op, {}, {}};
+  for (const IValue &v : given) {
+    const bool is_plain = v.isTensor() && v.toTensor().defined() && v.toTensor().is_cpu() && !is_copy;
+    work->arguments.push_back(is_plain ? IValue(v.toTensor().clone()) : to_host(v));
+  }
+  auto allocate = [&](const at::Tensor &meta) {
+    if (!meta.defined()) return work->results.emplace_back(), meta;
+    auto made = at::empty_strided(meta.sizes(), meta.strides(), meta.options().device(where));
+    return work->results.push_back(to_host(made)), made;
+  };
+  torch::jit::drop(*stack, given.size());
+  for (size_t i = 0; i < schema.returns().size(); i++) {
+    const auto *alias = schema.returns()[i].alias_info();
+    if (alias) {
+      size_t j = 0;
+      while (!schema.arguments()[j].alias_info() || *schema.arguments()[j].alias_info() != *alias) j++;
+      work->results.emplace_back();
+      stack->push_back(given[j]);
+    } else if (results[i].isTensor()) {
+      stack->push_back(allocate(results[i].toTensor()));
+    } else {
+      c10::List<at::Tensor> list;
+      for (const at::Tensor &t : results[i].toTensorVector()) list.push_back(allocate(t));
+      stack->push_back(list);
+    }
+  }
+  fake_gpu_submit(stream, run_queued, work);
+  return true;
+}
+
 static void run_on_host(const c10::OperatorHandle &op, c10::DispatchKeySet, Stack *stack) {
   const auto &schema = op.schema();
   const size_t count = schema.arguments().size(), begin = stack->size() - count;
@@ -112,6 +214,11 @@ static void run_on_host(const c10::OperatorHandle &op, c10::DispatchKeySet, Stac
   for (size_t i = 0; i < count; i++) {
     const bool is_default = given[i].isNone() && schema.arguments()[i].name() == "generator" && where.is_cuda();
     if (is_default) given[i] = at::globalContext().defaultGenerator(where);
+  }
+  if (fake_gpu_is_late() && where.is_cuda()) {
+    void *stream = c10::cuda::getCurrentCUDAStream(where.index()).stream();
+    if (run_late(op, stack, given, where, stream)) return;
+    fake_gpu_synchronize(stream);
   }
   torch::jit::drop(*stack, count);
   for (size_t i = 0; i < count; i++) {
@@ -156,8 +263,10 @@ static void refuse(const c10::OperatorHandle &op, c10::DispatchKeySet, Stack *) 
 // Large zeros stay sparse: a cache of 60 GB is not written.
 static at::Tensor &zero_(at::Tensor &self) {
   size_t bytes = self.nbytes();
-  if (bytes >= (1 << 20) && self.is_non_overlapping_and_dense() && !fake_gpu_is_capturing() && fake_gpu_zero(self.data_ptr(), bytes)) return self;
+  if (bytes >= (1 << 20) && self.is_non_overlapping_and_dense() && !fake_gpu_is_capturing() && !fake_gpu_is_late() && fake_gpu_zero(self.data_ptr(), bytes)) return self;
   auto host = to_host(self);
+  if (fake_gpu_is_late())
+    return fake_gpu_submit(c10::cuda::getCurrentCUDAStream(self.device().index()).stream(), [](void *data) { std::unique_ptr<at::Tensor>((at::Tensor *)data)->zero_(); }, new at::Tensor(host)), self;
   host.zero_();
   if (fake_gpu_is_capturing())
     fake_gpu_record([](void *data) { ((at::Tensor *)data)->zero_(); }, [](void *data) { delete (at::Tensor *)data; }, new at::Tensor(host));

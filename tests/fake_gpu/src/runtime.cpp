@@ -1,7 +1,6 @@
-// libcudart: everything runs at the call, in the order of the calls. Streams and events keep names and times only.
+// libcudart without streams and events.
 #include <cuda_runtime_api.h>
 
-#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -151,8 +150,8 @@ API const char *cudaGetErrorString(cudaError_t error) {
 // ---- memory
 API cudaError_t cudaMalloc(void **address, size_t bytes) { return note(allocate(address, bytes)); }
 API cudaError_t cudaMallocAsync(void **address, size_t bytes, cudaStream_t) { return note(allocate(address, bytes)); }
-API cudaError_t cudaFree(void *address) { return note(release(address)); }
-API cudaError_t cudaFreeAsync(void *address, cudaStream_t) { return note(release(address)); }
+API cudaError_t cudaFree(void *address) { return synchronize_all(), note(release(address)); }
+API cudaError_t cudaFreeAsync(void *address, cudaStream_t) { return cudaFree(address); }
 
 static std::map<char *, size_t> pinned;
 static std::mutex pinned_mutex;
@@ -176,6 +175,7 @@ API cudaError_t cudaHostAlloc(void **address, size_t bytes, unsigned flags) {
 }
 API cudaError_t cudaMallocHost(void **address, size_t bytes) { return cudaHostAlloc(address, bytes, 0); }
 API cudaError_t cudaFreeHost(void *address) {
+  synchronize_all();
   cudaError_t error = address ? cudaHostUnregister(address) : cudaSuccess;
   if (!error) free(address);
   return error;
@@ -198,36 +198,40 @@ API cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *a, const void *a
   return cudaSuccess;
 }
 
-static cudaError_t copy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind) {
+API bool fake_gpu_is_pinned(const void *address) { return is_pinned(address); }
+
+static cudaError_t copy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream, bool is_asynchronous = true) {
   Block block;
   if (!bytes) return cudaSuccess;
   bool wants_to = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
   bool wants_from = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
   if ((wants_to && !find_block(to, &block, nullptr)) || (wants_from && !find_block(from, &block, nullptr)))
     return note(cudaErrorInvalidValue);
-  memmove(to, from, bytes);
+  auto is_ours = [&](const void *place) { return find_block(place, &block, nullptr) || is_pinned(place); };
+  submit(stream, [=] { memmove(to, from, bytes); });
+  if (!is_asynchronous || !is_ours(to) || !is_ours(from)) synchronize(stream);  // as CUDA: of plain host memory
   record([=] { memmove(to, from, bytes); });
   return cudaSuccess;
 }
-API cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind) { return copy(to, from, bytes, kind); }
-API cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, cudaStream_t) { return copy(to, from, bytes, kind); }
-API cudaError_t cudaMemcpyPeerAsync(void *to, int, const void *from, int, size_t bytes, cudaStream_t) { return copy(to, from, bytes, cudaMemcpyDeviceToDevice); }
-API cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height, cudaMemcpyKind kind, cudaStream_t) {
+API cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind) { return copy(to, from, bytes, kind, nullptr, false); }
+API cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) { return copy(to, from, bytes, kind, stream); }
+API cudaError_t cudaMemcpyPeerAsync(void *to, int, const void *from, int, size_t bytes, cudaStream_t stream) { return copy(to, from, bytes, cudaMemcpyDeviceToDevice, stream); }
+API cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height, cudaMemcpyKind kind, cudaStream_t stream) {
   for (size_t row = 0; row < height; row++)
-    if (cudaError_t error = copy((char *)to + row * to_pitch, (const char *)from + row * from_pitch, width, kind)) return error;
+    if (cudaError_t error = copy((char *)to + row * to_pitch, (const char *)from + row * from_pitch, width, kind, stream)) return error;
   return cudaSuccess;
 }
-API cudaError_t cudaMemset(void *to, int value, size_t bytes) {
+API cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stream) {
   Block block;
   if (bytes && !find_block(to, &block, nullptr)) return note(cudaErrorInvalidValue);
   auto set = [=] {
     if (value || bytes < (1 << 20) || !zero(to, bytes)) memset(to, value, bytes);
   };
-  set();
+  submit(stream, set);
   record(set);
   return cudaSuccess;
 }
-API cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t) { return cudaMemset(to, value, bytes); }
+API cudaError_t cudaMemset(void *to, int value, size_t bytes) { return cudaMemsetAsync(to, value, bytes, nullptr); }
 
 // ---- memory of other processes
 struct MemoryHandle {
@@ -252,34 +256,6 @@ API cudaError_t cudaIpcOpenMemHandle(void **address, cudaIpcMemHandle_t handle, 
 }
 API cudaError_t cudaIpcCloseMemHandle(void *address) { return note(release(address)); }
 
-// ---- streams and events
-struct CUstream_st { int priority; };
-struct CUevent_st { double seconds; };
-API cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned, int priority) { return *stream = new CUstream_st{priority}, cudaSuccess; }
-API cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned) { return *stream = new CUstream_st{0}, cudaSuccess; }
-API cudaError_t cudaStreamCreate(cudaStream_t *stream) { return *stream = new CUstream_st{0}, cudaSuccess; }
-API cudaError_t cudaStreamDestroy(cudaStream_t stream) { return delete stream, cudaSuccess; }
-API cudaError_t cudaStreamGetPriority(cudaStream_t stream, int *priority) { return *priority = (size_t)stream > 2 ? stream->priority : 0, cudaSuccess; }
-API cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned) { return *event = new CUevent_st{-1}, cudaSuccess; }
-API cudaError_t cudaEventCreate(cudaEvent_t *event) { return *event = new CUevent_st{-1}, cudaSuccess; }
-API cudaError_t cudaEventDestroy(cudaEvent_t event) { return delete event, cudaSuccess; }
-API cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t) {
-  event->seconds = std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-  return cudaSuccess;
-}
-API cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned) { return cudaEventRecord(event, stream); }
-API cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t first, cudaEvent_t last) {
-  if (first->seconds < 0 || last->seconds < 0) return note(cudaErrorInvalidResourceHandle);
-  return *ms = (float)((last->seconds - first->seconds) * 1e3), cudaSuccess;
-}
-API cudaError_t cudaIpcGetEventHandle(cudaIpcEventHandle_t *handle, cudaEvent_t) { return *handle = {}, cudaSuccess; }
-API cudaError_t cudaIpcOpenEventHandle(cudaEvent_t *event, cudaIpcEventHandle_t) { return cudaEventCreate(event); }
-API cudaError_t cudaLaunchHostFunc(cudaStream_t, cudaHostFn_t call, void *data) {
-  if (is_capturing()) record([=] { call(data); });
-  else call(data);
-  return cudaSuccess;
-}
-API cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t call, void *data, unsigned) { return call(stream, cudaSuccess, data), cudaSuccess; }
 API cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t *pool, int) { return *pool = (cudaMemPool_t)1, cudaSuccess; }
 
 // ---- graphs: the work of a capture, which also runs while it is captured
@@ -298,6 +274,7 @@ API void fake_gpu_record(void (*call)(void *), void (*drop)(void *), void *data)
 }
 API cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode) {
   static ull last = 0;
+  synchronize_all();
   if (captured) return note(cudaErrorIllegalState);
   captured = new CUgraph_st{{}, ++last};
   return cudaSuccess;
@@ -325,12 +302,11 @@ API cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, siz
 }
 API cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t *exec, cudaGraph_t graph, ull) { return *exec = (cudaGraphExec_t) new CUgraph_st(*graph), cudaSuccess; }
 API cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, ull flags) { return cudaGraphInstantiateWithFlags(exec, graph, flags); }
-API cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t) {
-  for (auto &work : ((CUgraph_st *)exec)->work) work();
-  return cudaSuccess;
+API cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
+  return submit(stream, [=] { for (auto &work : ((CUgraph_st *)exec)->work) work(); }), cudaSuccess;
 }
 API cudaError_t cudaGraphDestroy(cudaGraph_t graph) { return delete graph, cudaSuccess; }
-API cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) { return delete (CUgraph_st *)exec, cudaSuccess; }
+API cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) { return synchronize_all(), delete (CUgraph_st *)exec, cudaSuccess; }
 
 // ---- kernels: none of them can run; a launch fails with the name of the kernel
 static std::unordered_map<const void *, std::string> &kernels() {
