@@ -31,7 +31,7 @@ on_slurm_of = $(BIN)/python -m tests.slurm.cluster on $(1) $(BIN)/python -m pyte
 # starts first, so that no core is idle at the end.
 REST := $(filter-out $(CLUSTERS) tests/train tests/examples %.py %__pycache__,$(wildcard tests/*)) tests/train/test_run.py tests/examples tests/train
 
-.PHONY: demo test test-clusters test-rest check unit test-all gpu test-gpu fake-gpu build-fake-gpu lock check-locks clean
+.PHONY: demo test test-clusters test-rest check unit test-all gpu test-gpu fake-gpu build-fake-gpu test-fake-gpu lock check-locks clean
 
 demo: $(VENV)/.cpu
 	$(BIN)/python -m slurm_rl
@@ -113,6 +113,18 @@ fake-gpu:
 
 build-fake-gpu: $(VENV)/.gpu
 	$(BIN)/python -m tests.fake_gpu.build
+
+# The lane of CI for GPU code: it runs if the CUDA lock or the code changed since it last passed in $(GPU_VENV), which may be
+# anywhere and outlive a clone. It skips without such an environment.
+GPU_CODE := containers/cuda Makefile tests/fake_gpu tests/gpu $(addprefix slurm_rl/,models node plan rollout trainers workers)
+PASSED := $(GPU_VENV)/fake_gpu/passed
+
+test-fake-gpu: $(VENV)/.dev
+	@if [ ! -d $(GPU_VENV)/fake_gpu ]; then echo 'fake GPUs: skipped, $(GPU_VENV) has none. Next: make fake-gpu'; exit; fi; \
+	code=$$(git ls-files -s $(GPU_CODE) | sha256sum); \
+	if [ "$$code" = "$$(cat $(PASSED) 2> /dev/null)" ]; then echo 'fake GPUs: unchanged since the last pass'; exit; fi; \
+	PYTHONPATH=. $(GPU_VENV)/bin/python -m tests.fake_gpu.build && GPU_VENV=$(realpath $(GPU_VENV)) \
+	$(BIN)/python -m pytest -m slow tests/fake_gpu -k 'device or SFT or colocated' && echo "$$code" > $(PASSED)
 
 # Write the locks; for CPU from the installed packages. Run it after a change of pyproject.toml.
 lock: $(VENV)/.dev

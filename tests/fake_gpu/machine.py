@@ -89,6 +89,9 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--profile", choices=PROFILES, default="h100")
     parser.add_argument("--mem-gb", type=float, help="memory of one GPU; default: the profile's")
+    parser.add_argument("--sick", action="append", default=[], help="a line of nvidia-smi: '0 | HW Slowdown | Active'")
+    parser.add_argument("--late", type=float, metavar="SECONDS", help="queue work on streams for at most this long")
+    parser.add_argument("--dry", action="store_true", help="drop work on tensors of 64 KiB and more")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     args = main_parser.parse_args(words)
     if not DEVICE.exists():
@@ -97,4 +100,7 @@ def main(words: Sequence[str]) -> int:
     if args.mem_gb is not None:
         profile = replace(profile, memory_mib=int(args.mem_gb * 1e9 / 2**20))
     with fake_machine(profile, args.gpus) as environment:
+        Path(environment["FAKE_GPU"], "sick").write_text("".join(f"{line}\n" for line in args.sick), encoding="utf-8")
+        modes = {"FAKE_GPU_LATE": str(args.late or ""), "FAKE_GPU_DRY": "1" if args.dry else ""}
+        environment |= {name: value for name, value in modes.items() if value}
         return subprocess.run(args.command, env=environment, check=False).returncode

@@ -141,7 +141,8 @@ def offload_moments(left_out: str = "") -> None:
     from slurm_rl.models import offload
 
     torch.manual_seed(0)
-    offload._BUCKET = 2000
+    if left_out != "synchronize":  # with several buckets, events order all but the last copies
+        offload._BUCKET = 2000
     start = [torch.randn(40, 50, device="cuda") for _ in range(6)]
     gradients = [[torch.randn(40, 50, device="cuda") for _ in start] for _ in range(4)]
     ends = []
@@ -178,6 +179,94 @@ def gather_on_streams(left_out: str = "") -> None:
             got.append(next(state)[1] + 0)
     torch.cuda.synchronize()
     print("equal" if [float(one.mean()) for one in got] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0] else "differ")
+
+
+def hold_memory() -> None:
+    """Print what nvidia-smi prints while this process holds memory."""
+    held = torch.empty(2**30, dtype=torch.uint8, device="cuda")
+    print(subprocess.run(["nvidia-smi", "-q"], capture_output=True, text=True, check=True).stdout, held.numel())
+
+
+def _in_child(target: Any, *arguments: Any) -> int:
+    import torch.multiprocessing as mp
+
+    process = mp.get_context("spawn").Process(target=target, args=arguments)
+    process.start()
+    process.join(120)
+    assert process.exitcode is not None, "the child hangs"
+    return process.exitcode
+
+
+def _open(handle: Any) -> None:
+    build, arguments = handle
+    print(build(*arguments).sum())
+
+
+def share_stale_handle() -> None:
+    """Open a handle of memory that its process has freed."""
+    from torch.multiprocessing.reductions import reduce_tensor
+
+    held = torch.ones(2**22, device="cuda")
+    handle = reduce_tensor(held)
+    assert _in_child(_open, handle) == 0
+    del held
+    torch.cuda.ipc_collect()
+    torch.cuda.empty_cache()
+    print("refused" if _in_child(_open, handle) else "the stale handle was opened")
+
+
+def wake_in_wrong_order() -> None:
+    """Wake an engine's memory while the policy still holds its own, and write weights that are asleep."""
+    from vllm.device_allocator.cumem import CuMemAllocator
+
+    allocator = CuMemAllocator.get_instance()
+    half = torch.cuda.mem_get_info()[1] // 2
+    with allocator.use_memory_pool(tag="kv_cache"):
+        cache = torch.empty(half, dtype=torch.uint8, device="cuda")
+    allocator.sleep(offload_tags=())
+    policy = torch.empty(half, dtype=torch.uint8, device="cuda")
+    try:
+        allocator.wake_up()
+    except Exception as error:
+        assert "memory" in str(error).lower(), error
+    else:
+        print("woke beside the policy")
+        return
+    del policy
+    if _in_child(_write_asleep):
+        print("refused", cache.numel() > 0)
+
+
+def _write_asleep() -> None:
+    from vllm.device_allocator.cumem import CuMemAllocator
+
+    allocator = CuMemAllocator.get_instance()
+    with allocator.use_memory_pool(tag="weights"):
+        weights = torch.ones(2**22, device="cuda")
+    allocator.sleep(offload_tags=())
+    weights.fill_(2)
+
+
+def open_on_wrong_device() -> None:
+    """Receive vLLM's packed weights by handle, with the right mask and with that of another GPU."""
+    from vllm.distributed.weight_transfer.packed_tensor import packed_ipc_producer
+
+    weights, uuid = iter([("weight", torch.ones(1000, device="cuda"))]), str(torch.cuda.get_device_properties(0).uuid)
+    chunks = packed_ipc_producer(weights, uuid, lambda item: item[1], 2**20)
+    chunk = next(chunks)
+    words = (chunk.ipc_handle, chunk.names, chunk.shapes, chunk.dtype_names, chunk.tensor_sizes)
+    states = []
+    for mask in "01":
+        os.environ["CUDA_VISIBLE_DEVICES"] = mask
+        states.append(_in_child(_consume, words))
+    print("refused" if states == [0, 1] else f"exit states {states}")
+
+
+def _consume(words: Any) -> None:
+    from vllm.distributed.weight_transfer.packed_tensor import packed_ipc_consumer
+
+    [(name, weight)] = packed_ipc_consumer(*words, device_index=0)
+    assert (name, float(weight.sum())) == ("weight", 1000.0)
 
 
 def communicate() -> None:

@@ -9,7 +9,7 @@ import torch
 ctypes.CDLL(os.environ["FAKE_GPU_OPERATORS"]).fake_gpu_install()
 
 from fake_gpu_attention import attend_packed, attend_packed_backward  # noqa: E402
-from fake_gpu_kernel import kernel  # noqa: E402
+from fake_gpu_kernel import DRY, kernel  # noqa: E402
 
 # SDPA chooses its kernel below the dispatcher; the plain one has CPU kernels.
 torch.backends.cuda.enable_flash_sdp(False)
@@ -20,16 +20,22 @@ Tensor = torch.Tensor
 
 @kernel("aten", "mm.dtype")
 def _mm(a: Tensor, b: Tensor, out_dtype: torch.dtype) -> Tensor:
+    if DRY:
+        return a.new_empty(a.shape[0], b.shape[1], dtype=out_dtype)
     return (a.float() @ b.float()).to(out_dtype)
 
 
 @kernel("aten", "bmm.dtype")
 def _bmm(a: Tensor, b: Tensor, out_dtype: torch.dtype) -> Tensor:
+    if DRY:
+        return a.new_empty(a.shape[0], a.shape[1], b.shape[2], dtype=out_dtype)
     return torch.bmm(a.float(), b.float()).to(out_dtype)
 
 
 @kernel("aten", "addmm.dtype")
 def _addmm(c: Tensor, a: Tensor, b: Tensor, out_dtype: torch.dtype, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    if DRY:
+        return a.new_empty(a.shape[0], b.shape[1], dtype=out_dtype)
     return torch.addmm(c.float(), a.float(), b.float(), beta=beta, alpha=alpha).to(out_dtype)
 
 

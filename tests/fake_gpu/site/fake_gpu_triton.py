@@ -2,13 +2,15 @@
 
 from typing import Any
 
-from fake_gpu_kernel import DEVICE, run_recorded, synchronize
+from fake_gpu_kernel import DEVICE, DRY, run_recorded, synchronize
 from triton.runtime import interpreter
 
 _execute = interpreter.GridExecutor.__call__
 
 
 def _run(self: Any, *args: Any, **keywords: Any) -> None:
+    if DRY:
+        return
     synchronize()
     if DEVICE.fake_gpu_is_capturing():
         run_recorded(lambda: _execute(self, *args, **keywords))

@@ -227,6 +227,13 @@ int allocate(void **address, size_t bytes) {
   return result;
 }
 
+// A mark beyond the memory tells other processes that a block still exists.
+constexpr int64_t marks = (int64_t)1 << 49;
+static void mark(int64_t offset, uint64_t value) {
+  if (pwrite(memory_file(), &value, sizeof value, marks + offset / page * sizeof value) < 0) perror("[fake-gpu] mark");
+}
+void export_block(const Block &block) { mark(block.offset, block.size); }
+
 int release(void *address) {
   if (!address) return ok;
   Block block;
@@ -235,6 +242,7 @@ int release(void *address) {
   forget_block(address);
   munmap(address, block.size);
   if (block.is_opened) return ok;
+  mark(block.offset, 0);
   drop_extent(block.offset, block.size);
   reserve(block.physical, -(long long)block.size);
   return ok;
@@ -246,7 +254,9 @@ int open_block(void **address, int owner, int file_number, int64_t offset, size_
   if (readlink(path.c_str(), target, sizeof target - 1) < 0 || strncmp(target, "/memfd:fake-gpu", 15)) return invalid;
   int file = open(path.c_str(), O_RDWR | O_CLOEXEC);
   if (file < 0) return invalid;
-  int result = add_mapping(address, file, {size, device, offset, owner, false, true});
+  uint64_t mark = 0;
+  bool is_stale = pread(file, &mark, sizeof mark, marks + offset / page * sizeof mark) != sizeof mark || mark != size;
+  int result = is_stale ? invalid : add_mapping(address, file, {size, device, offset, owner, false, true});
   close(file);
   return result;
 }
@@ -262,6 +272,11 @@ bool zero(void *address, size_t bytes) {
   drop_extent(block.offset + (first - base), whole);
   memset(first + whole, 0, end - (first + whole));
   return true;
+}
+
+bool is_dropped(size_t bytes) {
+  static const bool dry = getenv("FAKE_GPU_DRY");
+  return dry && bytes >= (1 << 16);
 }
 
 // ---- functions that are not implemented

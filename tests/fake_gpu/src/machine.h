@@ -40,6 +40,7 @@ int release(void *address);
 bool find_block(const void *address, Block *block, char **base);
 int memory_file();  // descriptor of this process's device memory
 int open_block(void **address, int owner, int file_number, int64_t offset, size_t size, int physical);
+void export_block(const Block &block);
 bool zero(void *address, size_t bytes);  // drop whole pages; false if it is no device memory
 
 // Physical memory of the driver's virtual memory interface.
@@ -54,6 +55,9 @@ bool is_late();
 void submit(void *stream, std::function<void()> work);
 void synchronize(void *stream);
 void synchronize_all();
+
+// Dry mode ($FAKE_GPU_DRY): work on this many bytes is dropped.
+bool is_dropped(size_t bytes);
 
 // Record `work` if this thread captures a graph.
 void record(std::function<void()> work);

@@ -88,6 +88,7 @@ static ncclResult_t barrier(ncclComm *comm) {
 // Show `bytes` of `data` (null: none) to all ranks, a chunk at a time; `take` gets the place and size of each. All ranks pass the same `bytes`.
 template <class Take>
 static ncclResult_t exchange(ncclComm *comm, const void *data, size_t bytes, Take take) {
+  if (is_dropped(bytes)) return ncclSuccess;
   for (size_t offset = 0; offset < bytes; offset += chunk_bytes) {
     size_t size = std::min(chunk_bytes, bytes - offset);
     int half = (comm->round + 1) % 2;
@@ -168,7 +169,7 @@ static bool advance(Transfer &t) {
   return true;
 }
 static ncclResult_t run_transfers(std::deque<Transfer> left) {
-  left.erase(std::remove_if(left.begin(), left.end(), [](const Transfer &t) { return !t.bytes; }), left.end());
+  left.erase(std::remove_if(left.begin(), left.end(), [](const Transfer &t) { return !t.bytes || is_dropped(t.bytes); }), left.end());
   while (!left.empty()) {
     auto step = [&] {
       for (size_t i = 0; i < left.size(); i++) {
@@ -226,14 +227,14 @@ API ncclResult_t ncclReduceScatter(const void *send, void *receive, size_t count
   return submit([=] {
     size_t bytes = count * size_of(type);
     // The result may lie in the input: it is written when all ranks have shown all of it.
-    std::vector<char> result(bytes);
+    std::vector<char> result(is_dropped(bytes) ? 0 : bytes);
     for (int block = 0; block < comm->size; block++) {
       ncclResult_t error = exchange(comm, (const char *)send + block * bytes, bytes, [&](int half, size_t offset, size_t size) {
         if (block == comm->rank) reduce_chunk(comm, result.data() + offset, half, size, type, op);
       });
       if (error) return error;
     }
-    memcpy(receive, result.data(), bytes);
+    if (!is_dropped(bytes)) memcpy(receive, result.data(), bytes);
     return ncclSuccess;
   }, stream);
 }

@@ -6,6 +6,8 @@
 #include <c10/cuda/CUDAStream.h>
 #include <torch/library.h>
 
+#include <algorithm>
+#include <memory>
 #include <set>
 #include <string>
 
@@ -20,6 +22,9 @@ bool fake_gpu_is_pinned(const void *address);
 void fake_gpu_submit(void *stream, void (*call)(void *), void *data);
 void fake_gpu_synchronize(void *stream);
 }
+
+static const bool dry = getenv("FAKE_GPU_DRY");
+constexpr size_t dry_bytes = 1 << 16;
 
 // These only move pointers and sizes, or allocate, and work as they are.
 static const std::set<std::string> unchanged = {
@@ -96,7 +101,16 @@ static void replay(void *data) {
   }
 }
 
-// ---- late mode: the results have the sizes of the meta kernel, and a stream computes them later
+// ---- dry mode: work on large tensors is dropped. Late mode: the results have the sizes of the meta kernel, and a stream computes them later
+static size_t bytes_of(const IValue &v) {
+  size_t most = 0;
+  auto see = [&](const at::Tensor &t) { most = std::max(most, t.defined() ? (size_t)t.numel() * t.element_size() : 0); };
+  if (v.isTensor()) see(v.toTensor());
+  else if (v.isTensorList())
+    for (const at::Tensor &t : v.toTensorVector()) see(t);
+  return most;
+}
+
 static void run_queued(void *data) {
   std::unique_ptr<Replay> one((Replay *)data);
   try {
@@ -136,18 +150,18 @@ static bool is_copied_late(const std::vector<IValue> &given) {
   return true;
 }
 
-// Queue an operator; false: it must run now, since its results depend on values, or go to the host.
-static bool run_late(const c10::OperatorHandle &op, Stack *stack, std::vector<IValue> &given, c10::Device where, void *stream) {
+// Queue an operator, or in dry mode drop it; false: it must run now, since its results depend on values, or go to the host.
+static bool run_later(const c10::OperatorHandle &op, Stack *stack, std::vector<IValue> &given, c10::Device where, void *stream, bool is_dry) {
   const auto &schema = op.schema();
   const bool is_copy = schema.name() == "aten::copy_";
-  if (is_copy && !is_copied_late(given)) return false;
+  if (is_copy && !is_dry && !is_copied_late(given)) return false;
   bool is_new = false;
   for (const auto &result : schema.returns()) {
     if (result.alias_info() && !result.alias_info()->isWrite()) return false;
     is_new |= !result.alias_info();
   }
-  for (const auto &argument : schema.arguments())
-    if (argument.is_out()) return false;
+  for (size_t i = 0; i < given.size(); i++)
+    if (schema.arguments()[i].is_out() && (!is_dry || !given[i].isTensor() || !given[i].toTensor().numel())) return false;
   std::vector<IValue> results;
   if (is_new) {
     if (!op.hasComputedKernelForDispatchKey(c10::DispatchKey::Meta)) return false;
@@ -163,14 +177,17 @@ static bool run_late(const c10::OperatorHandle &op, Stack *stack, std::vector<IV
     for (const IValue &v : results)
       if (!v.isTensor() && !v.isTensorList()) return false;
   }
-  auto work = new Replay{op, {}, {}};
+  auto work = std::make_unique<Replay>(Replay{op, {}, {}});
   for (const IValue &v : given) {
+    if (is_dry) break;
     const bool is_plain = v.isTensor() && v.toTensor().defined() && v.toTensor().is_cpu() && !is_copy;
     work->arguments.push_back(is_plain ? IValue(v.toTensor().clone()) : to_host(v));
   }
   auto allocate = [&](const at::Tensor &meta) {
     if (!meta.defined()) return work->results.emplace_back(), meta;
     auto made = at::empty_strided(meta.sizes(), meta.strides(), meta.options().device(where));
+    // A small result of dropped work is read by the host: a finite loss, a norm, "all are finite".
+    if (is_dry && made.nbytes() < dry_bytes && made.numel()) to_host(made).fill_(1);
     return work->results.push_back(to_host(made)), made;
   };
   torch::jit::drop(*stack, given.size());
@@ -189,7 +206,7 @@ static bool run_late(const c10::OperatorHandle &op, Stack *stack, std::vector<IV
       stack->push_back(list);
     }
   }
-  fake_gpu_submit(stream, run_queued, work);
+  if (!is_dry) fake_gpu_submit(stream, run_queued, work.release());
   return true;
 }
 
@@ -215,9 +232,11 @@ static void run_on_host(const c10::OperatorHandle &op, c10::DispatchKeySet, Stac
     const bool is_default = given[i].isNone() && schema.arguments()[i].name() == "generator" && where.is_cuda();
     if (is_default) given[i] = at::globalContext().defaultGenerator(where);
   }
+  const bool is_large = std::any_of(given.begin(), given.end(), [](const IValue &v) { return bytes_of(v) >= dry_bytes; });
+  if (dry && where.is_cuda() && is_large && run_later(op, stack, given, where, nullptr, true)) return;
   if (fake_gpu_is_late() && where.is_cuda()) {
     void *stream = c10::cuda::getCurrentCUDAStream(where.index()).stream();
-    if (run_late(op, stack, given, where, stream)) return;
+    if (run_later(op, stack, given, where, stream, false)) return;
     fake_gpu_synchronize(stream);
   }
   torch::jit::drop(*stack, count);

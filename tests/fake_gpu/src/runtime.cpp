@@ -202,7 +202,7 @@ API bool fake_gpu_is_pinned(const void *address) { return is_pinned(address); }
 
 static cudaError_t copy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream, bool is_asynchronous = true) {
   Block block;
-  if (!bytes) return cudaSuccess;
+  if (!bytes || is_dropped(bytes)) return cudaSuccess;
   bool wants_to = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
   bool wants_from = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
   if ((wants_to && !find_block(to, &block, nullptr)) || (wants_from && !find_block(from, &block, nullptr)))
@@ -224,6 +224,7 @@ API cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, s
 API cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stream) {
   Block block;
   if (bytes && !find_block(to, &block, nullptr)) return note(cudaErrorInvalidValue);
+  if (is_dropped(bytes)) return cudaSuccess;
   auto set = [=] {
     if (value || bytes < (1 << 20) || !zero(to, bytes)) memset(to, value, bytes);
   };
@@ -245,6 +246,7 @@ API cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *handle, void *address) {
   *handle = {};
   if (!find_block(address, &block, nullptr) || !block.is_exported) return note(cudaErrorInvalidValue);
   MemoryHandle own{getpid(), memory_file(), block.physical, block.offset, block.size};
+  export_block(block);
   memcpy(handle, &own, sizeof own);
   return cudaSuccess;
 }
