@@ -1,7 +1,7 @@
 """Memory planned and found on dry fake GPUs: `python -m tests.fake_gpu.dry`, in the environment of `make fake-gpu`.
 
-The real training code and torch's caching allocator run with real sizes; kernels do nothing and
-weights are sparse files. Planned numbers are without the plan's reserves, found ones without the context of a process.
+The training code and torch's caching allocator run with real sizes, and vLLM profiles its cache; kernels do nothing and
+weights are sparse files. Planned numbers are without the plan's reserves, found ones without a process's context.
 """
 
 import json
@@ -16,7 +16,7 @@ from tests.lock import ROOT
 
 ROWS = [("0.5B", 1, 8192), ("0.5B", 2, 8192), ("1.5B", 1, 8192), ("1.5B", 2, 8192), ("7B", 1, 4096), ("7B", 2, 4096)]
 """Models of tests.memory_table, devices, tokens of a micro-batch."""
-_CONTEXT = 8192
+_CONTEXT, _SHARE = 8192, 0.5
 
 
 def write_sparse_model(name: str, folder: Path) -> Path:
@@ -92,17 +92,37 @@ def run_rank(folder: str, ranks: str, tokens: str, rank: str, port: str) -> None
     print("\nFOUND " + json.dumps(found), flush=True)
 
 
-def measure(name: str, ranks: int, tokens: int) -> dict[str, float]:
-    from benchmarks.trainer_throughput import free_port
+def run_engine(folder: str) -> None:
+    """Print the GB that vLLM leaves for its cache."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    from vllm import LLM
 
+    words = {"load_format": "dummy", "dtype": "bfloat16", "enforce_eager": True, "max_model_len": _CONTEXT}
+    llm = LLM(folder, gpu_memory_utilization=_SHARE, disable_log_stats=True, **words)  # type: ignore[arg-type]
+    cache = llm.llm_engine.vllm_config.cache_config
+    print("\nFOUND " + json.dumps({"tokens": cache.num_gpu_blocks * cache.block_size}), flush=True)
+
+
+def plan_engine(name: str) -> tuple[float, float]:
+    """Return the planned GB of the cache, and the bytes of a token in it."""
+    from slurm_rl.plan.memory import EngineLoad, estimate_engine
+    from tests.fake_gpu.machine import PROFILES
+    from tests.memory_table import find_shape
+
+    shape = find_shape(name)
+    memory = estimate_engine(shape, EngineLoad(1, 2, _CONTEXT, has_graphs=False))
+    budget = _SHARE * PROFILES["h200"].memory_mib * 2**20 / 1e9
+    return budget - memory.weights_gb - memory.reserve_gb, shape.cached_values(1) * 2
+
+
+def measure(name: str, ranks: int, *command: str) -> dict[str, float]:
+    """Run a command of `_COMMANDS` on a dry machine; return the largest numbers of its ranks."""
     with tempfile.TemporaryDirectory() as folder:
         write_sparse_model(name, Path(folder))
         words = [sys.executable, "-m", "tests.fake_gpu", "run", "--dry", "--gpus", str(ranks), "--profile", "h200"]
-        words += [sys.executable, "-m", "tests.fake_gpu.dry", "ranks", folder, str(ranks), str(tokens)]
+        words += [sys.executable, "-m", "tests.fake_gpu.dry", command[0], folder, *command[1:]]
         environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-        done = subprocess.run(
-            [*words, str(free_port())], env=environ, cwd=ROOT, capture_output=True, text=True, timeout=1200
-        )
+        done = subprocess.run(words, env=environ, cwd=ROOT, capture_output=True, text=True, timeout=1200)
     rows = [json.loads(line[6:]) for line in done.stdout.splitlines() if line.startswith("FOUND ")]
     assert done.returncode == 0 and len(rows) == ranks, done.stdout[-3000:] + done.stderr[-5000:]
     return {key: max(row[key] for row in rows) for key in rows[0]}
@@ -127,16 +147,25 @@ def plan(name: str, ranks: int, tokens: int) -> dict[str, float]:
 
 
 def main(words: list[str]) -> None:
+    from benchmarks.trainer_throughput import free_port
+
     rows: list[tuple[str, int, int]] = [(words[0], int(words[1]), int(words[2]))] if words else ROWS
-    print("| model | devices | tokens | load | train | sync | reserved in train |\n|---|---|---|---|---|---|---|")
-    for row in rows:
-        planned, found = plan(*row), measure(*row)
+    print("| model | devices | tokens | load | train | sync | reserved in train | engine's cache |")
+    print("|---|---|---|---|---|---|---|---|")
+    for name, ranks, tokens in rows:
+        planned, found = (
+            plan(name, ranks, tokens),
+            measure(name, ranks, "ranks", str(ranks), str(tokens), str(free_port())),
+        )
         cells = [f"{planned[phase]:.2f} / {found[phase]:.2f}" for phase in ("load", "train", "sync")]
         cells.append(f"{planned['with reserves']:.2f} / {found['train, reserved']:.2f}")
-        print(f"| {' | '.join(map(str, row))} | {' | '.join(cells)} |", flush=True)
+        if ranks == 1:
+            cache, per_token = plan_engine(name)
+            cells.append(f"{cache:.2f} / {measure(name, 1, 'engine')['tokens'] * per_token / 1e9:.2f}")
+        print(f"| {name} | {ranks} | {tokens} | {' | '.join(cells)} |", flush=True)
 
 
-_COMMANDS: dict[str, Any] = {"rank": run_rank, "ranks": run_ranks}
+_COMMANDS: dict[str, Any] = {"rank": run_rank, "ranks": run_ranks, "engine": run_engine}
 
 if __name__ == "__main__":
     command = _COMMANDS.get(sys.argv[1] if len(sys.argv) > 1 else "")
