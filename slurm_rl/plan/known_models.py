@@ -1,26 +1,16 @@
 """Shapes of popular models, so that a plan can estimate memory before a download.
 
-known_models.csv has the numbers of each model's config.json on the hub, `more` with those that few models have, and
-the billions of parameters of the model card or paper, which tests/unit/plan/test_known_models.py compares.
+known_models.csv has the class and the numbers of each model's config.json on the hub, `more` with those that few
+models have, and the billions of parameters of the model card or paper, which tests/unit/plan/test_known_models.py
+compares.
 """
 
 import csv
 import functools
-import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from slurm_rl.plan.memory import ModelShape
-
-_CLASSES = {
-    "-vl-|mixtral|-a3b|-a22b": "",
-    "qwen3-": "Qwen3ForCausalLM",
-    "qwen": "Qwen2ForCausalLM",
-    "llama|smollm2": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-}
-"""Architecture by a part of the name; the first match wins, and other names have none."""
 
 
 @functools.cache
@@ -30,17 +20,13 @@ def load_known() -> dict[str, ModelShape]:
     known: dict[str, ModelShape] = {}
     for row in csv.DictReader(text.splitlines()):
         owner, names = row.pop("owner"), row.pop("names").split()
-        is_tied = row.pop("is_tied") == "1"
+        is_tied, architecture = row.pop("is_tied") == "1", row.pop("architecture")
         more = dict(word.split("=") for word in row.pop("more").split())
         del row["billions"]
         sizes: dict[str, Any] = {key: int(value) for key, value in (row | more).items()}
-        shape = ModelShape(is_tied=is_tied, **sizes)
-        known |= {f"{owner}/{name}".lower(): replace(shape, architecture=_name_class(name)) for name in names}
+        shape = ModelShape(is_tied=is_tied, architecture=architecture, **sizes)
+        known |= dict.fromkeys((f"{owner}/{name}".lower() for name in names), shape)
     return known
-
-
-def _name_class(name: str) -> str:
-    return next((cls for part, cls in _CLASSES.items() if re.search(part, name.lower())), "")
 
 
 def find_known(name: str) -> ModelShape | None:

@@ -99,6 +99,16 @@ QUOTES = [
         "worker_extension.py takes the manager of either model runner",
     ),
     (
+        "vllm.lora.layers.base_linear:BaseLinearLayerWithLoRA.set_lora",
+        "if self.tp_size > 1: lora_a = self.slice_lora_a(lora_a) lora_b = self.slice_lora_b(lora_b)",
+        "adapters.py gives each tensor-parallel rank the whole adapter, of which the rank takes its part",
+    ),
+    (
+        "vllm.lora.layers.column_parallel_linear:MergedColumnParallelLinearWithLoRA.set_lora",
+        "if self.tp_size > 1: lora_a = self.slice_lora_a(lora_a) lora_b = self.slice_lora_b(lora_b)",
+        "the same for joined layers",
+    ),
+    (
         "vllm.device_allocator:DEFERRABLE_TAGS",
         "('weights', 'kv_cache')",
         "other memory (workspaces, CUDA graphs) returns with the first tag that is woken",

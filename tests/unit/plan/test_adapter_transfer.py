@@ -11,10 +11,10 @@ from slurm_rl.plan.build_plan import SubmitFacts, build_plan
 from slurm_rl.plan.known_models import find_known
 from slurm_rl.plan.rationale import list_reasons
 
-SHAPE, OTHER = find_known("Qwen/Qwen3-0.6B"), find_known("google/gemma-2-2b")
+SHAPE, MIXTURE = find_known("Qwen/Qwen3-0.6B"), find_known("Qwen/Qwen3-30B-A3B")
 assert SHAPE is not None
 QWEN = SubmitFacts("/env/bin/python", 2, "1", model_shape=SHAPE)
-UNSEEN = replace(QWEN, model_shape=OTHER)
+UNSEEN = replace(QWEN, model_shape=replace(SHAPE, architecture=""))
 GPUS = ["+exp=demo", "+cluster=nvidia_h100", "cluster.num_nodes=1"]
 AHEAD = ["rollout.max_off_policy_steps=1"]
 LORA = "+lora=all_linear"
@@ -35,6 +35,7 @@ LORA = "+lora=all_linear"
         ([*GPUS, *AHEAD, LORA, "+model.lora.rank_pattern.q_proj=513"], QWEN, "nccl", "up to 512, .* is 513"),
         ([*GPUS, LORA, "+rollout.engine_args.quantization=fp8"], QWEN, "ipc", "has quantization"),
         ([*GPUS, LORA], replace(QWEN, model_shape=find_known("Qwen/Qwen2.5-VL-3B-Instruct")), "ipc", "vision towers"),
+        ([*GPUS, LORA], replace(QWEN, model_shape=MIXTURE), "ipc", "Qwen3MoeForCausalLM are not tested"),
         ([*GPUS, LORA], UNSEEN, "ipc", "does not see the model's config.json"),
         ([*GPUS, LORA, "rollout.weight_transfer=adapters"], UNSEEN, "adapters", "the base stays"),
     ],

@@ -24,6 +24,21 @@ def test_known_shapes_have_published_parameters() -> None:
         assert shape.num_parameters / 1e9 == pytest.approx(float(billions), rel=precision), row["names"]
 
 
+def test_known_models_have_class_of_transformers() -> None:
+    """Except one reward model with a class of its own."""
+    import transformers
+
+    found = {shape.architecture for shape in known_models.load_known().values()} - {""}
+    assert len(found) > 20 and found <= set(dir(transformers))
+    for name in ("Qwen/Qwen3-VL-2B-Instruct", "google/gemma-3-4b-it", "meta-llama/Llama-4-Scout-17B-16E"):
+        shape = find_known(name)
+        assert (
+            shape is not None
+            and bool(shape.vision_parameters)
+            and shape.architecture.endswith("ForConditionalGeneration")
+        )
+
+
 def test_find_shape_uses_known_models_by_name() -> None:
     shape = find_shape(ModelConfig(path="Qwen/Qwen2.5-VL-3B-Instruct"))
     assert shape == find_known("qwen/qwen2.5-vl-3b-instruct") != None  # noqa: E711
