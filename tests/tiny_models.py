@@ -74,16 +74,19 @@ class TinyVL:
             config |= {"model_type": self.family, "architectures": [f"{architecture}ForConditionalGeneration"]}
             config["text_config"] |= {"model_type": f"{self.family}_text", **fields}
             config["vision_config"]["model_type"] = f"{self.family}_vision"
+            if "linear_num_key_heads" in fields:
+                config["vision_config"]["deepstack_visual_indexes"] = []
             (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         return folder
 
 
-_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True}
+# Another size than the hidden one: transformers tells the two layouts of experts apart by their shapes.
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": True}
 _LINEAR = {
     "layer_types": ["linear_attention", "full_attention"],
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
-    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), 32),
+    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), 128),
     "rope_parameters": {
         "rope_type": "default",
         "rope_theta": 1e6,

@@ -19,17 +19,13 @@ _DType = Literal["auto", "float32", "bfloat16"]
 VISION_FAMILIES = ("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 """Values of model_type in the config.json of vision-language models that can be trained."""
 
-SAMPLED_VISION_FAMILIES = ("qwen2_5_vl", "qwen3_vl")
-"""Those of which vLLM and the policy were compared."""
 
-
-def require_vision_family(family: str, source: str, *, is_sampled: bool = False) -> None:
-    """Raise ConfigError for a vision-language model that cannot be trained, or sampled by an engine."""
-    known = SAMPLED_VISION_FAMILIES if is_sampled else VISION_FAMILIES
-    if family not in known:
-        rule = "of which vLLM and the policy agree" if is_sampled else "whose image tokens and positions are known"
+def require_vision_family(family: str, source: str) -> None:
+    """Raise ConfigError for a vision-language model that cannot be trained."""
+    if family not in VISION_FAMILIES:
         raise ConfigError(
-            f"a vision-language model must be of a family {rule}: {', '.join(known)}",
+            "a vision-language model must be of a family whose image tokens and positions are known: "
+            + ", ".join(VISION_FAMILIES),
             seen=f"{family} in {source}",
             action="choose another model.path, such as the family's text model",
         )

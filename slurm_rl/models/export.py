@@ -64,11 +64,19 @@ def publish(
     Args:
         shapes: shapes of all tensors by `state_dict()` name, without adapters.
     """
-    if not goes_one_by_one(module, shapes):
-        yield from revert_weight_conversion(module, dict(state)).items()
-        return
-    for name, tensor in state:
-        yield from revert_weight_conversion(module, {name: tensor}).items()
+    apart = goes_one_by_one(module, shapes)
+    for given in ({name: tensor} for name, tensor in state) if apart else (dict(state),):
+        for name, tensor in revert_weight_conversion(module, given).items():
+            yield name, _transpose_expert(module.config.model_type, name, tensor)
+
+
+def _transpose_expert(model_type: str, name: str, tensor: Tensor) -> Tensor:
+    """Return the tensor in the published layout, which vLLM requires.
+
+    transformers 5 reads it, but writes its own: its Transpose(check_dims=True) finds the shapes equal.
+    """
+    is_expert = name.endswith((".experts.gate_up_proj", ".experts.down_proj"))
+    return tensor.transpose(1, 2).contiguous() if is_expert and model_type == "qwen3_vl_moe" else tensor
 
 
 def publish_for_engine(

@@ -275,7 +275,9 @@ def cpu_cache_bytes(shape: ModelShape | None, *, num_sequences: int, longest_tok
     if shape is None:
         return _CPU_CACHE_BYTES
     blocks = -(-longest_tokens // _CPU_BLOCK_TOKENS)
-    # vLLM pads the states of linear attention to whole blocks; windows may be shorter than a block.
+    # Windows may be shorter than a block. The blocks of all layers have one size, in which a float32 state of linear
+    # attention fits.
     per_token = replace(shape, num_sliding_layers=0, num_linear_layers=0).cached_values(1) * bytes_per_value
+    per_block = max(_CPU_BLOCK_TOKENS * per_token, 4 * shape.num_layers * shape.linear_state)
     # vLLM reserves one block.
-    return min(_CPU_CACHE_BYTES, (num_sequences * blocks + 1) * _CPU_BLOCK_TOKENS * per_token)
+    return min(_CPU_CACHE_BYTES, (num_sequences * blocks + 1) * per_block)

@@ -1,29 +1,42 @@
 """Compare vLLM's CPU build with the policy for tiny models of text families, before and after two weight syncs.
 
-python -m tests.train.engine_families FOLDER FAMILY...    writes FOLDER/found.json and the last column of
-                                                          docs/reference/model-families.md
+python -m tests.train.engine_families FOLDER [FAMILY...]    writes FOLDER/FAMILY.json and the last column of
+                                                            docs/reference/model-families.md
+
+Without a family: those of vLLM that the table does not have yet, so an interrupted comparison continues.
 """
 
+import contextlib
 import csv
-import gc
 import json
+import multiprocessing
+import os
+import signal
 import sys
+import traceback
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from slurm_rl.algorithms.sequences import TokenPrompt, TrainSequence
+from slurm_rl.algorithms.sequences import FloatArray, TokenPrompt, TrainSequence
 from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig, RolloutConfig
 from slurm_rl.data.groups import SamplingSpec
-from slurm_rl.errors import first_line
+from slurm_rl.models.distributed import init_process_group
 from slurm_rl.models.policy import PolicyEngine
+from slurm_rl.plan.accelerator import accelerator_env
 from slurm_rl.rollout.vllm.engine import VLLMEngine
-from slurm_rl.rollout.weights.weight_record import pack_weights
+from slurm_rl.rollout.vllm.images_only import allow_images_only
+from slurm_rl.rollout.weights.weight_record import WeightRecord, pack_weights
 from tests.tiny_models import TinyModel, build_character_tokenizer
-from tests.train.model_families import ENGINES, EXACT, PAGE, build_model
+from tests.train.model_families import ENGINES, EXACT, FAMILIES, PAGE, build_model, render_engine
+from tests.unit.models.test_store_address import free_port
+
+TIMEOUT_S = 300
+FORK = multiprocessing.get_context("fork")
 
 TINY = TinyModel(characters="".join(chr(0x4E00 + place) for place in range(62)), context_length=128)
 PROMPT = TokenPrompt(token_ids=[2 + (5 * place) % 60 for place in range(32)])
@@ -31,59 +44,104 @@ PROMPT = TokenPrompt(token_ids=[2 + (5 * place) % 60 for place in range(32)])
 SIZES: dict[str, Any] = {
     **dict.fromkeys(("hidden_size", "n_embd", "d_model", "word_embed_proj_dim"), 128),
     **dict.fromkeys(("head_dim", "kv_channels"), 32),
+    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), 128),
     **dict.fromkeys(("initializer_range", "init_std"), 0.05),
 }
 LATENT = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 32, "v_head_dim": 32, "head_dim": 64}
 MORE: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "youtu", "axk1"), LATENT),
+    **dict.fromkeys(("deepseek_v2", "glm4_moe_lite", "minicpm3", "youtu", "axk1"), LATENT),
+    "deepseek_v3": {**LATENT, "topk_method": "noaux_tc", "scoring_func": "sigmoid"},
+    "afmoe": {"score_func": "sigmoid", "route_norm": True, "route_scale": 1.0},
+    "glm4_moe": {"head_dim": 32},
 }
-"""Sizes of single families."""
+"""Keys of single families, also those that vLLM alone reads."""
+
+
+class Policy:
+    """The policy in a process of its own: vLLM replaces parts of some classes of transformers."""
+
+    engine: PolicyEngine
+
+    @classmethod
+    def start(cls, folder: Path, config: ModelConfig) -> None:
+        init_process_group(0, 1, "127.0.0.1", free_port(), timeout_s=60)  # for bfloat16
+        torch.manual_seed(0)
+        cls.engine = PolicyEngine(folder, config, PolicyConfig(num_threads=1), OptimConfig(), temperature=1.0)
+
+    @classmethod
+    def change(cls) -> tuple[list[WeightRecord], str]:
+        """Add noise to all weights; return them with their checksum."""
+        with torch.no_grad():
+            for parameter in cls.engine.module.parameters():
+                parameter.add_(0.02 * torch.randn_like(parameter))
+        return pack_weights(cls.engine.state_to_send(cls.engine.device))
+
+    @classmethod
+    def score(cls, sequences: list[TrainSequence]) -> list[FloatArray]:
+        [values] = cls.engine.compute_logprobs([sequences])
+        return values
 
 
 def compare(folder: Path, family: str) -> list[float]:
     """Return the largest difference of a logprob from the policy: as loaded, and after each of two syncs."""
     tokenizer = build_character_tokenizer(TINY)
-    tokens = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None}
-    model = build_model(family, **{**SIZES, **MORE.get(family, {}), **tokens})
+    tokens = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 1}
+    model = build_model(family, own=MORE.get(family, {}), **SIZES, **tokens)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    config = ModelConfig(
-        path=str(folder), dtype="bfloat16" if "linear_num_key_heads" in model.config.to_dict() else "float32"
-    )
-    policy = PolicyEngine(folder, config, PolicyConfig(num_threads=1), OptimConfig(), temperature=1.0)
-    engine = VLLMEngine(str(folder), config, RolloutConfig(max_num_seqs=4), 96, 0)
-    found = []
-    torch.manual_seed(0)
-    for version in range(3):
-        if version:
-            with torch.no_grad():
-                for parameter in policy.module.parameters():
-                    parameter.add_(0.02 * torch.randn_like(parameter))
-            records, checksum = pack_weights(policy.state_to_send(policy.device))
-            assert engine.load_weights(version, records, PROMPT).checksums == [checksum]
-        [completions] = engine.generate([PROMPT], [version], SamplingSpec(4, 40, 1.0, 1.0, 0))
-        start = len(PROMPT.token_ids)
-        sequences = [
-            TrainSequence(token_ids=np.asarray([*PROMPT.token_ids, *one.token_ids]), trained_from=start)
-            for one in completions
-        ]
-        [values] = policy.compute_logprobs([sequences])
-        found.append(
-            max(float(np.abs(a - np.asarray(b.logprobs)).max()) for a, b in zip(values, completions, strict=True))
-        )
+    is_linear = "linear_num_key_heads" in model.config.to_dict()
+    config = ModelConfig(path=str(folder), dtype="bfloat16" if is_linear else "float32")
+    with ProcessPoolExecutor(1, FORK) as policy:
+        policy.submit(Policy.start, folder, config).result()
+        engine = VLLMEngine(str(folder), config, RolloutConfig(max_num_seqs=4), 96, 0)
+        found = []
+        for version in range(3):
+            if version:
+                records, checksum = policy.submit(Policy.change).result()
+                assert engine.load_weights(version, records, PROMPT).checksums == [checksum]
+            [completions] = engine.generate([PROMPT], [version], SamplingSpec(4, 40, 1.0, 1.0, 0))
+            start = len(PROMPT.token_ids)
+            sequences = [
+                TrainSequence(token_ids=np.asarray([*PROMPT.token_ids, *one.token_ids]), trained_from=start)
+                for one in completions
+            ]
+            values = policy.submit(Policy.score, sequences).result()
+            found.append(
+                max(float(np.abs(a - np.asarray(b.logprobs)).max()) for a, b in zip(values, completions, strict=True))
+            )
     return found
 
 
 def main(root: Path, families: list[str]) -> None:
-    results: dict[str, list[float] | str] = {}
+    """Compare each family in a process of its own, since some end theirs."""
+    allow_images_only()  # the forked processes share vLLM
+
+    families = families or [family for family in FAMILIES if render_engine(family) == "not compared"]
     for family in families:
-        try:
-            results[family] = compare(root / family, family)
-        except Exception as error:
-            results[family] = f"{type(error).__name__}: {first_line(error)}"
-        gc.collect()
-        (root / "found.json").write_text(json.dumps(results, indent=1))
-        record(results)
+        process = FORK.Process(target=examine, args=(root, family))
+        process.start()
+        process.join(TIMEOUT_S)
+        found, is_stuck = root / f"{family}.json", process.is_alive()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.join()
+        end = f"no result after {TIMEOUT_S} s" if is_stuck else f"the process ended with {process.exitcode}"
+        record({family: json.loads(found.read_text()) if found.is_file() else end})
+
+
+def examine(root: Path, family: str) -> None:
+    """Write the differences, or the error, to a file; with the processes that it starts in a group."""
+    os.setpgid(0, 0)
+    from vllm.model_executor.models import registry
+
+    registry._run_in_subprocess = lambda inspect: inspect()
+    found: list[float] | str
+    try:
+        found = compare(root / family, family)
+    except Exception as error:
+        traceback.print_exc()
+        found = " ".join(f"{type(error).__name__}: {error}".split())
+    (root / f"{family}.json").write_text(json.dumps(found))
 
 
 def record(results: dict[str, list[float] | str]) -> None:
@@ -109,4 +167,9 @@ def describe(found: list[float] | str) -> str:
 
 
 if __name__ == "__main__":
+    needed = {var.name: var.value for var in accelerator_env("cpu")}
+    if not needed.items() <= os.environ.items():
+        os.execve(
+            sys.executable, [sys.executable, "-m", "tests.train.engine_families", *sys.argv[1:]], os.environ | needed
+        )
     main(Path(sys.argv[1]), sys.argv[2:])

@@ -21,7 +21,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForImage
 
 from slurm_rl.algorithms.packing import build_packed_batch
 from slurm_rl.algorithms.sequences import FloatArray, TrainSequence
-from slurm_rl.config.model import SAMPLED_VISION_FAMILIES, VISION_FAMILIES, LoraConfig
+from slurm_rl.config.model import VISION_FAMILIES, LoraConfig
 from slurm_rl.errors import CheckpointError, ConfigError
 from slurm_rl.models.export import export_model
 from slurm_rl.models.forward import RowReader
@@ -277,16 +277,19 @@ FAMILIES: dict[str, dict[str, Any]] = {
 """Model type of transformers -> config keys of its tiny model beyond the common shape."""
 
 
-def build_model(family: str, dtype: torch.dtype = torch.float32, **other: Any) -> PreTrainedModel:
+def build_model(
+    family: str, dtype: torch.dtype = torch.float32, own: dict[str, Any] | None = None, **other: Any
+) -> PreTrainedModel:
     """Build a random model of two layers, one of each kind if there are two; eager attention without sdpa.
 
     Args:
+        own: config keys of this family in place of those of `FAMILIES`.
         other: config keys in place of the common ones, for families that have them.
     """
     kind = CONFIG_MAPPING[family]
     known = vars(kind())
     fields = {name: value for name, value in _SHAPE.items() if name in known} | FAMILIES[family]
-    fields |= {name: value for name, value in other.items() if name in known}
+    fields |= {name: value for name, value in other.items() if name in known} | (own or {})
     config = kind(**fields)
     torch.manual_seed(0)
     try:
@@ -391,7 +394,6 @@ def render_page(findings: dict[str, Finding], adapted: dict[str, list[LoraFindin
         table="\n".join(lines),
         others=", ".join(sorted(text - FAMILIES.keys() - vision)),
         seen=", ".join(VISION_FAMILIES),
-        sampled=", ".join(SAMPLED_VISION_FAMILIES),
         unseen=", ".join(sorted(vision - set(VISION_FAMILIES))),
         **{k.replace(" ", "_"): v for k, v in counts.items()},
     )
@@ -453,17 +455,16 @@ difference of a logprob between vLLM's CPU build and the policy on sampled token
 syncs; *exact* is below 1e-5 in float32. Families with linear attention are compared in bfloat16, the only format of
 vLLM's CPU kernel, so `plan` refuses them on CPU in float32. *not in vLLM*: vLLM has no class of its own; *not
 compared*: the weight sync compares policy and engine in the run, before the first sample.
-tests/train/test_vllm_engine.py compares qwen3_moe, mixtral, gpt_oss and deepseek_v3 after three syncs each way.
+tests/train/test_vllm_engine.py compares qwen3_moe, mixtral, gpt_oss, deepseek_v3, glm4_moe and granitemoe after three
+syncs each way.
 
 transformers also lists these types as causal language models; they are encoders, encoder-decoders, speech and music
 models, or build no tiny model: {others}.
 
 ## Vision
 
-Trained with images by task=sft and dpo, equal to transformers (tests/train/test_engine_vision.py): {seen}.
-
-Also by task=grpo, since vLLM and the policy agree (tests/train/test_vision_engines.py): {sampled}. `plan` refuses
-task=grpo with the others: no comparison with vLLM has passed.
+Trained with images by task=sft, dpo and grpo; equal to transformers (tests/train/test_engine_vision.py), and vLLM and
+the policy agree as loaded and after syncs (tests/train/test_vision_engines.py): {seen}.
 
 Refused by `plan`, since the trainer does not lay out their image tokens and positions: {unseen}.
 

@@ -6,17 +6,19 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
+from torch.distributed.tensor import DTensor
 
 from slurm_rl.algorithms.credit import build_train_sequences
 from slurm_rl.algorithms.policy_loss import build_warmup_loss
 from slurm_rl.algorithms.sequences import TrainSequence
 from slurm_rl.config.algorithm import AlgorithmConfig
-from slurm_rl.config.model import SAMPLED_VISION_FAMILIES, ModelConfig
+from slurm_rl.config.model import VISION_FAMILIES, ModelConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig, RolloutConfig
 from slurm_rl.data.chat import ChatTemplate
 from slurm_rl.data.groups import Group, SamplingSpec
 from slurm_rl.data.prompts import PromptRow
 from slurm_rl.data.tokenize import EncodedPrompt, encode_prompts
+from slurm_rl.models.distributed import init_process_group
 from slurm_rl.models.load_model import load_tokenizer
 from slurm_rl.models.policy import PolicyEngine
 from slurm_rl.models.vision import load_image_reader
@@ -26,10 +28,9 @@ from slurm_rl.rollout.vllm.engine import VLLMEngine
 from slurm_rl.rollout.weights.weight_record import HeldWeights, pack_weights
 from tests.image_kit import write_image
 from tests.tiny_models import TinyVL, build_tiny_model
+from tests.unit.models.test_store_address import free_port
 
-FAMILIES = [
-    name if name == "qwen2_5_vl" else pytest.param(name, marks=pytest.mark.slow) for name in SAMPLED_VISION_FAMILIES
-]
+FAMILIES = [name if name == "qwen2_5_vl" else pytest.param(name, marks=pytest.mark.slow) for name in VISION_FAMILIES]
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -51,7 +52,7 @@ class Pair:
 
     def sync(self, version: int) -> tuple[HeldWeights, list[float]]:
         """Send the weights; return the engine's and the policy's logprobs of the first prompt's tokens."""
-        records, checksum = pack_weights(self.policy.full_state())
+        records, checksum = pack_weights(self.policy.state_to_send(self.policy.device))
         probe = self.prompts[0].tokens
         held = self.engine.load_weights(version, records, probe)
         assert held.checksums == [checksum]
@@ -99,9 +100,13 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         for name, value in ENVIRONMENT.items():
             patch.setenv(name, value)
         rollout = RolloutConfig(max_num_seqs=8)
-        engine = VLLMEngine(str(folder / "model"), config, rollout, max_model_len=512, num_gpus=0, max_images=2)
+        # A policy in bfloat16 needs a process group; vLLM uses it, too.
+        init_process_group(0, 1, "127.0.0.1", free_port(), timeout_s=60)
         policy = PolicyEngine(folder / "model", config, PolicyConfig(), OptimConfig(lr=0.01), temperature=1.0)
+        policy.export(folder / "export")
+        engine = VLLMEngine(str(folder / "export"), config, rollout, max_model_len=512, num_gpus=0, max_images=2)
         yield Pair(policy, engine, prompts, 0.05 if is_linear else 1e-4)
+        engine.llm.llm_engine.engine_core.shutdown()  # leaves the group
 
 
 def sample_sequences(pair: Pair) -> list[TrainSequence]:
@@ -124,6 +129,7 @@ def assert_agreement(pair: Pair) -> None:
 
 
 def test_engine_and_policy_agree_on_images(pair: Pair) -> None:
+    assert_agreement(pair)  # vLLM reads the export
     pair.sync(0)
     assert_agreement(pair)
 
@@ -134,7 +140,8 @@ def test_sent_weights_reach_vision_tower(pair: Pair) -> None:
     np.testing.assert_allclose(held.probe, expected, atol=pair.atol)
     with torch.no_grad():
         for parameter in pair.policy.module.model.visual.parameters():
-            parameter.add_(0.3 * torch.sin(torch.arange(parameter.numel()).float()).view_as(parameter))
+            held_here = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+            held_here.add_(0.3 * torch.sin(torch.arange(held_here.numel()).float()).view_as(held_here))
     changed, expected = pair.sync(1)
     assert np.abs(np.array(changed.probe) - held.probe).max() > 1e-2
     np.testing.assert_allclose(changed.probe, expected, atol=pair.atol)

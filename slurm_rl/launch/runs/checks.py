@@ -170,7 +170,7 @@ def _check_model(config: RunConfig) -> None:
         if config.model.path is None and not (expand_user(source) / "config.json").is_file():
             raise ConfigError("model.from_config must be a folder with config.json", seen=source, action="fix the path")
         _check_pad_token(expand_user(source))
-    check_vision_family(config.model, is_sampled=config.has_engines)
+    check_vision_family(config.model)
     check_lora_targets(config.model)
     check_same_model("model.init_from", config.model.init_from, config.model)
     check_same_model("critic.init_from", config.critic.init_from, config.model)

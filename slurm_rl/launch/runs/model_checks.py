@@ -52,12 +52,12 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:_SHOWN]) + more
 
 
-def check_vision_family(model: ModelConfig, *, is_sampled: bool) -> None:
-    """Refuse a vision-language model that cannot be trained or sampled, if its config.json is on this machine."""
+def check_vision_family(model: ModelConfig) -> None:
+    """Refuse a vision-language model that cannot be trained, if its config.json is on this machine."""
     found = None if model.source is None else find_config(model.source)
     tree = {} if found is None else read_object(found)
     if tree.get("vision_config") is not None:
-        require_vision_family(str(tree.get("model_type")), str(model.source), is_sampled=is_sampled)
+        require_vision_family(str(tree.get("model_type")), str(model.source))
 
 
 def check_lora_targets(model: ModelConfig) -> None:

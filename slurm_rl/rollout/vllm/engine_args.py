@@ -54,6 +54,8 @@ def _cpu_args(model_path: str) -> dict[str, Any]:
     if tree.get("kv_lora_rank"):
         # vLLM's CPU kernel for rotary embeddings is wrong for multi-head latent attention: logprobs differ by 0.05.
         args["compilation_config"] = {"custom_ops": ["-rotary_embedding"]}
+        # Its kernel for AMX, which vLLM prefers, needs bfloat16.
+        args["attention_backend"] = "CPU_MLA"
     if "linear_num_key_heads" in (tree.get("text_config") or tree):
         # vLLM caches prefixes of linear attention only if it reads prompts in parts.
         args["enable_prefix_caching"] = False

@@ -108,7 +108,7 @@ def test_start_checks_include_weights_adapters_and_reward_model(tmp_path: Path) 
         (["model=hf", f"model.path={tmp_path}/config", f"model.init_from={other}"], r"\[152064, 3584\].*\[9, 4\]"),
         (["model=hf", f"model.path={folder}", "+lora=attention"], "got k_proj, o_proj, .*choose from up, wqkv"),
         ([f"reward.model.path={reward}"], "one output; got 3"),
-        (["model=hf", f"model.path={tmp_path}/seeing"], "vLLM and the policy agree: .*got llava"),
+        (["model=hf", f"model.path={tmp_path}/seeing"], "positions are known: .*got llava"),
     ):
         with pytest.raises(ConfigError, match=says) as caught:
             check_inputs(load_config(["+exp=demo", *words]), print)
