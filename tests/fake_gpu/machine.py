@@ -68,6 +68,7 @@ def build_environment(folder: Path, environ: Mapping[str, str]) -> dict[str, str
         "VLLM_CUDART_SO_PATH": str(DEVICE),
         "TRITON_LIBCUDA_PATH": str(OUT),
         "TRITON_INTERPRET": "1",
+        "VLLM_DISABLE_COMPILE_CACHE": "1",
         "OMP_NUM_THREADS": environ.get("OMP_NUM_THREADS", "1"),
     }
 

@@ -5,7 +5,7 @@
     ipc      GPU memory handles, in packed buckets        engines on the policy's GPUs
     gloo     broadcast (gloo_transfer.py)                 CPU
 
-The tests run gloo. nccl and ipc are vLLM's own and untested here.
+nccl and ipc are vLLM's own; the tests run them on fake GPUs (tests/fake_gpu).
 
 Extra GPU memory on the policy: the two buckets of gather.py, plus four for nccl (two in flight, one being packed and
 its tensors), or one or the largest tensor for ipc. On an engine: four buckets or one, and the layer being loaded.

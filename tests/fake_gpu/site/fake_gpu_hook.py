@@ -14,6 +14,7 @@ _REPLACEMENTS = {
     "vllm.vllm_flash_attn.flash_attn_interface": "fake_gpu_paged",
     "vllm.v1.attention.backends.flash_attn": "fake_gpu_float32",
     "vllm._custom_ops": "fake_gpu_vllm",
+    "vllm.compilation.backends": "fake_gpu_compile",
     "vllm.distributed.device_communicators.cuda_wrapper": "fake_gpu_cudart",
 }
 """Module -> our module to import once it is loaded."""
