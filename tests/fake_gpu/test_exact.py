@@ -84,8 +84,8 @@ def run_on_cpu(folder: Path, words: tuple[str, ...]) -> list[dict[str, Any]]:
 
 
 def compare(on_cpu: dict[str, Any], on_gpus: dict[str, Any]) -> None:
-    keys = [key for key in on_cpu.keys() & on_gpus.keys() if not key.startswith(_NOISE)]
-    assert len(keys) > 3
+    keys = [key for key in on_cpu.keys() & on_gpus.keys() if key != "stage" and not key.startswith(_NOISE)]
+    assert len(keys) > 2
     assert {key: on_gpus[key] for key in keys} == pytest.approx({key: on_cpu[key] for key in keys}, rel=1e-5, abs=1e-6)
     for row in (on_cpu, on_gpus):
         assert all(abs(value) < 1e-5 for key, value in row.items() if key.startswith(_NOISE))
