@@ -41,6 +41,8 @@ class Case:
     num_gpus: int
     exact_steps: int = 99
     """Training steps that are equal. Later ones depend on the moment at which weights arrive."""
+    options: tuple[str, ...] = ()
+    """Options of the machine."""
 
 
 CASES: Final[dict[str, Case]] = {
@@ -48,6 +50,7 @@ CASES: Final[dict[str, Case]] = {
     "GRPO, colocated": Case(EXACT, COLOCATED, 1),
     "GRPO, split": Case(EXACT, SPLIT, 2),
     "GRPO, continuous": Case(EXACT, CONTINUOUS, 2, exact_steps=1),
+    "GRPO, split, late": Case(EXACT, SPLIT, 2, options=("--late", "2")),
     "PPO, colocated": Case(PPO, COLOCATED, 1),
 }
 _table: list[str] = ["| run | step | on | loss | gradient norm | reward |", "|---|---|---|---|---|---|"]
@@ -101,7 +104,7 @@ def render(name: str, place: str, row: dict[str, Any]) -> str:
 def test_run_on_fake_gpus_equals_cpu(name: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     case = CASES[name]
     on_cpu = run_on_cpu(tmp_path_factory.getbasetemp(), case.words)
-    machine = ("--gpus", str(case.num_gpus), "--mem-gb", "12")
+    machine = ("--gpus", str(case.num_gpus), "--mem-gb", "12", *case.options)
     on_gpus = run(PYTHON, machine, tmp_path / "gpus", (*case.words, *case.on_gpus))
     assert [row["stage"] for row in on_cpu] == [row["stage"] for row in on_gpus]
     steps = 0
