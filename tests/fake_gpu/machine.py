@@ -50,8 +50,15 @@ def write_machine(folder: Path, profile: Profile, count: int) -> None:
     (folder / "machine").write_text(" ".join(map(str, (*numbers, *sizes))) + f" {profile.name}\n", encoding="utf-8")
 
 
-def build_environment(folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a process on the machine."""
+def build_environment(folder: Path, environ: Mapping[str, str], prefix: Path = Path(sys.prefix)) -> dict[str, str]:
+    """Return the environment of a process on the machine.
+
+    Args:
+        folder: of the machine; %h in it is replaced by the name of the host.
+        prefix: the environment with the device.
+    """
+    out = prefix / OUT.name
+    device = out / DEVICE.name
 
     def join(name: str, *first: Path | str) -> str:
         return ":".join([*map(str, first), *filter(None, [environ.get(name)])])
@@ -59,14 +66,14 @@ def build_environment(folder: Path, environ: Mapping[str, str]) -> dict[str, str
     return {
         **environ,
         "FAKE_GPU": str(folder),
-        "FAKE_GPU_LIBRARY": str(DEVICE),
-        "FAKE_GPU_OPERATORS": str(OPERATORS),
-        "LD_PRELOAD": join("LD_PRELOAD", DEVICE),
-        "LD_LIBRARY_PATH": join("LD_LIBRARY_PATH", OUT),
-        "PATH": join("PATH", Path(sys.prefix, "bin"), TOOLS),
-        "VLLM_NCCL_SO_PATH": str(DEVICE),
-        "VLLM_CUDART_SO_PATH": str(DEVICE),
-        "TRITON_LIBCUDA_PATH": str(OUT),
+        "FAKE_GPU_LIBRARY": str(device),
+        "FAKE_GPU_OPERATORS": str(out / OPERATORS.name),
+        "LD_PRELOAD": join("LD_PRELOAD", device),
+        "LD_LIBRARY_PATH": join("LD_LIBRARY_PATH", out),
+        "PATH": join("PATH", prefix / "bin", TOOLS),
+        "VLLM_NCCL_SO_PATH": str(device),
+        "VLLM_CUDART_SO_PATH": str(device),
+        "TRITON_LIBCUDA_PATH": str(out),
         "TRITON_INTERPRET": "1",
         "VLLM_DISABLE_COMPILE_CACHE": "1",
         "OMP_NUM_THREADS": environ.get("OMP_NUM_THREADS", "1"),

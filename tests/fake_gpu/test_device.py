@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from slurm_rl.plan.accelerator import accelerator_env
 from slurm_rl.plugins.health.nvidia import check_clocks, check_ecc, check_gpus
 from slurm_rl.plugins.health.verdict import NodeSpec
 from tests.lock import ROOT
@@ -117,6 +118,12 @@ def test_collectives_move_bytes_between_processes() -> None:
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3")
     status, output = run("communicate", "--gpus", "3", launcher=launcher)
     assert status == 0 and "all collectives agree" in output, output
+
+
+def test_pinned_memory_is_not_rounded_up() -> None:
+    [conf] = [one for one in accelerator_env("nvidia") if one.name == "PYTORCH_CUDA_ALLOC_CONF"]
+    assert "pinned 310 310" in run("pin_memory", PYTORCH_CUDA_ALLOC_CONF=conf.value)[1]
+    assert "pinned 512 310" in run("pin_memory")[1]
 
 
 def test_unknown_kernel_fails_with_its_name() -> None:

@@ -15,9 +15,10 @@ from typing import Any, Final
 
 import pytest
 
+from slurm_rl.run_dir.run_dir import RunDir
 from tests.fake_gpu.test_device import PYTHON, pytestmark  # noqa: F401  (the same environment)
 from tests.lock import ROOT
-from tests.whole_run import exact_rows
+from tests.whole_run import exact_rows, finish, kill_trainer
 
 SFT = ("+exp=sft_tiny", "supervised.max_steps=4", "supervised.batch_size=32", "data.num_eval=40", "model.dtype=float32")
 
@@ -56,17 +57,20 @@ CASES: Final[dict[str, Case]] = {
 _table: list[str] = ["| run | step | on | loss | gradient norm | reward |", "|---|---|---|---|---|---|"]
 
 
-def run(python: Path | str, machine: Sequence[str], folder: Path, words: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the metrics of a run; on CPU without a machine."""
+def start(python: Path | str, machine: Sequence[str], folder: Path, words: Sequence[str]) -> subprocess.Popen[str]:
+    """Start a run; on CPU without a machine."""
     device = [str(PYTHON), "-m", "tests.fake_gpu", "run", *machine] if machine else []
     argv = [*device, str(python), "-m", "slurm_rl", *words, f"run_dir={folder}", "logging.wandb.mode=disabled"]
     environ = {**os.environ, "XDG_STATE_HOME": str(folder.parent / "state"), "PYTHONPATH": str(ROOT)}
     if not machine:
         environ |= _v2_runner(folder.parent / "triton")
-    done = subprocess.run(argv, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=2400)
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-6000:]
-    if machine:
-        assert f"{machine[1]} x NVIDIA H100 80GB HBM3" in done.stdout + done.stderr, done.stderr
+    return subprocess.Popen(argv, cwd=ROOT, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def run(python: Path | str, machine: Sequence[str], folder: Path, words: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the metrics of a run."""
+    output = finish(start(python, machine, folder, words), timeout_s=2400)
+    assert not machine or f"{machine[1]} x NVIDIA H100 80GB HBM3" in output, output
     return exact_rows(folder)
 
 
@@ -123,6 +127,16 @@ def test_table_has_row_of_each_run(record_property: Any, capsys: pytest.CaptureF
     with capsys.disabled():
         print("\n" + "\n".join(_table))
     assert all(any(line.startswith(f"| {name} ") for line in _table) for name in CASES)
+
+
+@pytest.mark.timeout(2700)
+def test_run_killed_on_fake_gpu_continues_exactly(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    on_cpu, folder = run_on_cpu(tmp_path_factory.getbasetemp(), EXACT), tmp_path / "gpus"
+    process = start(PYTHON, ("--gpus", "1", "--mem-gb", "12"), folder, (*EXACT, *COLOCATED))
+    kill_trainer(RunDir(folder), process, step=2)
+    assert "attempt 2" in finish(process, timeout_s=2400)
+    for one, other in zip(on_cpu, exact_rows(folder), strict=True):
+        compare(one, other)
 
 
 @pytest.mark.timeout(2700)

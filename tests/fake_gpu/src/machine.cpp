@@ -32,6 +32,11 @@ static Machine read_machine() {
   const char *folder = getenv("FAKE_GPU");
   Machine m;
   m.folder = folder ? folder : "";
+  if (size_t at = m.folder.find("%h"); at != std::string::npos) {  // a machine for each node of a cluster
+    char host[256] = "";
+    gethostname(host, sizeof host - 1);
+    m.folder.replace(at, 2, host);
+  }
   char name[128] = "";
   std::string text = text_of(m.folder + "/machine");
   if (sscanf(text.c_str(), "%d %d %d %d %d %zu %zu %127[^\n]", &m.num_devices, &m.major, &m.minor, &m.num_processors,

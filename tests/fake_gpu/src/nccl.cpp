@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <memory>
@@ -28,6 +29,7 @@ constexpr double deadline_s = 900;
 struct Mailbox { std::atomic<uint64_t> written, read; };
 struct Shared {
   std::atomic<int> pids[max_ranks], is_aborted;
+  std::atomic<uint64_t> spaces[max_ranks];  // pids of other containers mean nothing here
   std::atomic<uint64_t> arrived[max_ranks];
   Mailbox mail[max_ranks][max_ranks];
 };
@@ -57,6 +59,12 @@ static double now() {
   return t.tv_sec + t.tv_nsec * 1e-9;
 }
 
+static uint64_t pid_space() {
+  struct stat space{};
+  stat("/proc/self/ns/pid", &space);
+  return space.st_ino;
+}
+
 // Wait until `is_ready`; fails if the communicator was aborted, a rank is over or nothing came within the deadline.
 template <class Ready>
 static ncclResult_t wait_until(ncclComm *comm, Ready is_ready) {
@@ -69,7 +77,7 @@ static ncclResult_t wait_until(ncclComm *comm, Ready is_ready) {
     looked = now();
     for (int rank = 0; rank < comm->size; rank++) {
       int pid = comm->shared->pids[rank];
-      if (pid && kill(pid, 0) && !is_ready()) return fail(comm, ncclRemoteError, "rank " + std::to_string(rank) + " is over");
+      if (pid && comm->shared->spaces[rank] == pid_space() && kill(pid, 0) && !is_ready()) return fail(comm, ncclRemoteError, "rank " + std::to_string(rank) + " is over");
     }
     if (looked - start > deadline_s) return fail(comm, ncclSystemError, "the other ranks did not come");
   }
@@ -292,21 +300,23 @@ API ncclResult_t ncclGetVersion(int *version) { return *version = NCCL_VERSION_C
 API ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
   *id = {};
   std::random_device random;
-  snprintf(id->internal, sizeof id->internal, "fake-gpu-%08x%08x%08x", random(), random(), random());
+  const char *shared = getenv("FAKE_GPU_SHARED");  // a folder that the nodes of a cluster see
+  snprintf(id->internal, sizeof id->internal, "%s/fake-gpu-%08x%08x%08x", shared ? shared : "/dev/shm", random(), random(), random());
   return ncclSuccess;
 }
 API ncclResult_t ncclCommInitRank(ncclComm_t *made, int size, ncclUniqueId id, int rank) {
-  if (size > max_ranks || strncmp(id.internal, "fake-gpu-", 9)) return fail(nullptr, ncclInvalidArgument, "the fake NCCL has at most 16 ranks, and ids of its own");
+  if (size > max_ranks || !strstr(id.internal, "/fake-gpu-")) return fail(nullptr, ncclInvalidArgument, "the fake NCCL has at most 16 ranks, and ids of its own");
   auto comm = std::make_unique<ncclComm>();
   comm->rank = rank, comm->size = size, comm->device = current;
   comm->bytes = sizeof(Shared) + (2 * size + size * size) * chunk_bytes;
-  std::string path = std::string("/dev/shm/") + id.internal;
+  std::string path = id.internal;
   int file = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
   if (file < 0 || ftruncate(file, comm->bytes)) return fail(nullptr, ncclSystemError, "cannot make " + path);
   void *room = mmap(nullptr, comm->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   close(file);
   if (room == MAP_FAILED) return fail(nullptr, ncclSystemError, "cannot map " + path);
   comm->shared = (Shared *)room;
+  comm->shared->spaces[rank] = pid_space();
   comm->shared->pids[rank] = getpid();
   ncclResult_t error = barrier(comm.get());
   if (error || rank == 0) unlink(path.c_str());
