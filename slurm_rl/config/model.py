@@ -31,6 +31,25 @@ def require_vision_family(family: str, source: str) -> None:
         )
 
 
+_WINDOW = "vLLM's sliding window has one token more than transformers'"
+DISAGREEING = {
+    ("apertus", "float32"): "vLLM keeps the parameters of its activation in bfloat16",
+    ("cohere2_moe", "float32"): _WINDOW,
+    ("cohere2_moe", "bfloat16"): _WINDOW,
+}
+"""Model types and number formats for which vLLM and the policy differ (docs/reference/model-families.md)."""
+
+
+def require_agreement(family: str, dtype: str) -> None:
+    """Raise ConfigError for a model whose logprobs differ between vLLM and the policy."""
+    if (reason := DISAGREEING.get((family, dtype))) is not None:
+        raise ConfigError(
+            f"task=grpo needs a model on which vLLM and the policy agree: {reason}",
+            seen=f"{family} in {dtype}",
+            action="choose another model.path, or train it with task=sft or dpo",
+        )
+
+
 def _on_cpu(value: object) -> Callable[[object], object]:
     """Resolve `auto` without an accelerator; RunConfig resolves it earlier from cluster.accelerator."""
     return lambda given: value if given == "auto" else given

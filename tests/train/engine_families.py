@@ -1,6 +1,6 @@
 """Compare vLLM's CPU build with the policy for tiny models of text families, before and after two weight syncs.
 
-python -m tests.train.engine_families FOLDER [FAMILY...]    writes FOLDER/FAMILY.json and the last column of
+python -m tests.train.engine_families FOLDER [FAMILY...]    writes FOLDER/FAMILY.txt and the last column of
                                                             docs/reference/model-families.md
 
 Without a family: those of vLLM that the table does not have yet, so an interrupted comparison continues.
@@ -8,7 +8,6 @@ Without a family: those of vLLM that the table does not have yet, so an interrup
 
 import contextlib
 import csv
-import json
 import multiprocessing
 import os
 import signal
@@ -51,7 +50,7 @@ LATENT = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 32, "
 MORE: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("deepseek_v2", "glm4_moe_lite", "minicpm3", "youtu", "axk1"), LATENT),
     "deepseek_v3": {**LATENT, "topk_method": "noaux_tc", "scoring_func": "sigmoid"},
-    "afmoe": {"score_func": "sigmoid", "route_norm": True, "route_scale": 1.0},
+    "afmoe": {"score_func": "sigmoid", "route_norm": True, "route_scale": 1.0, "n_group": 1, "topk_group": 1},
     "glm4_moe": {"head_dim": 32},
 }
 """Keys of single families, also those that vLLM alone reads."""
@@ -82,7 +81,7 @@ class Policy:
         return values
 
 
-def compare(folder: Path, family: str) -> list[float]:
+def compare(folder: Path, family: str) -> str:
     """Return the largest difference of a logprob from the policy: as loaded, and after each of two syncs."""
     tokenizer = build_character_tokenizer(TINY)
     tokens = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 1}
@@ -109,7 +108,9 @@ def compare(folder: Path, family: str) -> list[float]:
             found.append(
                 max(float(np.abs(a - np.asarray(b.logprobs)).max()) for a, b in zip(values, completions, strict=True))
             )
-    return found
+    if max(found) < EXACT:
+        return "exact"
+    return ", ".join(f"{value:.1g}" for value in found) + (" in bfloat16" if is_linear else "")
 
 
 def main(root: Path, families: list[str]) -> None:
@@ -118,15 +119,16 @@ def main(root: Path, families: list[str]) -> None:
 
     families = families or [family for family in FAMILIES if render_engine(family) == "not compared"]
     for family in families:
+        found = root / f"{family}.txt"
+        found.unlink(missing_ok=True)
         process = FORK.Process(target=examine, args=(root, family))
         process.start()
         process.join(TIMEOUT_S)
-        found, is_stuck = root / f"{family}.json", process.is_alive()
+        end = f"no result after {TIMEOUT_S} s" if process.is_alive() else f"the process ended with {process.exitcode}"
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.join()
-        end = f"no result after {TIMEOUT_S} s" if is_stuck else f"the process ended with {process.exitcode}"
-        record({family: json.loads(found.read_text()) if found.is_file() else end})
+        record(family, found.read_text() if found.is_file() else end)
 
 
 def examine(root: Path, family: str) -> None:
@@ -135,35 +137,26 @@ def examine(root: Path, family: str) -> None:
     from vllm.model_executor.models import registry
 
     registry._run_in_subprocess = lambda inspect: inspect()
-    found: list[float] | str
     try:
-        found = compare(root / family, family)
+        result = compare(root / family, family)
     except Exception as error:
         traceback.print_exc()
-        found = " ".join(f"{type(error).__name__}: {error}".split())
-    (root / f"{family}.json").write_text(json.dumps(found))
+        result = " ".join(f"{type(error).__name__}: {error}".split())
+    (root / f"{family}.txt").write_text(result)
 
 
-def record(results: dict[str, list[float] | str]) -> None:
-    """Write the results to the table and into the last column of the page."""
+def record(family: str, result: str) -> None:
+    """Write the result to the table and into the last column of the page."""
     with ENGINES.open(encoding="utf-8", newline="") as file:
         known = {row["family"]: row["result"] for row in csv.DictReader(file)}
-    known |= {family: describe(found) for family, found in results.items()}
+    known[family] = result.replace("|", "/")[:120]
     with ENGINES.open("w", encoding="utf-8", newline="") as file:
         csv.writer(file, lineterminator="\n").writerows([("family", "result"), *sorted(known.items())])
     lines = PAGE.read_text(encoding="utf-8").splitlines()
     for number, line in enumerate(lines):
-        family = line[2:].partition(" | ")[0]
-        if line.startswith("| ") and family in known:
-            lines[number] = line.rsplit(" | ", 1)[0] + f" | {known[family]} |"
+        if line.startswith("| ") and (row := line[2:].partition(" | ")[0]) in known:
+            lines[number] = line.rsplit(" | ", 1)[0] + f" | {known[row]} |"
     PAGE.write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
-def describe(found: list[float] | str) -> str:
-    """Return the cell: one value if all are exact."""
-    if isinstance(found, str):
-        return found.replace("|", "/")[:120]
-    return "exact" if max(found) < EXACT else ", ".join(f"{value:.1g}" for value in found)
 
 
 if __name__ == "__main__":

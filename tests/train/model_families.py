@@ -21,7 +21,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForImage
 
 from slurm_rl.algorithms.packing import build_packed_batch
 from slurm_rl.algorithms.sequences import FloatArray, TrainSequence
-from slurm_rl.config.model import VISION_FAMILIES, LoraConfig
+from slurm_rl.config.model import DISAGREEING, VISION_FAMILIES, LoraConfig
 from slurm_rl.errors import CheckpointError, ConfigError
 from slurm_rl.models.export import export_model
 from slurm_rl.models.forward import RowReader
@@ -394,6 +394,7 @@ def render_page(findings: dict[str, Finding], adapted: dict[str, list[LoraFindin
         table="\n".join(lines),
         others=", ".join(sorted(text - FAMILIES.keys() - vision)),
         seen=", ".join(VISION_FAMILIES),
+        disagreeing=list_disagreeing(),
         unseen=", ".join(sorted(vision - set(VISION_FAMILIES))),
         **{k.replace(" ", "_"): v for k, v in counts.items()},
     )
@@ -402,6 +403,11 @@ def render_page(findings: dict[str, Finding], adapted: dict[str, list[LoraFindin
 def list_types(auto: Any) -> set[str]:
     """Return the model types of one of transformers' Auto classes."""
     return {name for name in CONFIG_MAPPING if CONFIG_MAPPING[name] in auto._model_mapping}
+
+
+def list_disagreeing() -> str:
+    """Return the families that `plan` refuses, with the reasons."""
+    return "; ".join(f"{family} in {dtype} ({reason})" for (family, dtype), reason in DISAGREEING.items())
 
 
 def render_engine(family: str) -> str:
@@ -453,10 +459,12 @@ A family with rows is trained by task=sft and dpo, and by task=rm if transformer
 needs the family in vLLM; the column *engine*, written by `python -m tests.train.engine_families`, is the largest
 difference of a logprob between vLLM's CPU build and the policy on sampled tokens, as loaded and after two weight
 syncs; *exact* is below 1e-5 in float32. Families with linear attention are compared in bfloat16, the only format of
-vLLM's CPU kernel, so `plan` refuses them on CPU in float32. *not in vLLM*: vLLM has no class of its own; *not
-compared*: the weight sync compares policy and engine in the run, before the first sample.
-tests/train/test_vllm_engine.py compares qwen3_moe, mixtral, gpt_oss, deepseek_v3, glm4_moe and granitemoe after three
-syncs each way.
+vLLM's CPU kernel, so `plan` refuses them on CPU in float32. *not in vLLM*: vLLM has no class of its own. Another text:
+vLLM's CPU build does not run the tiny model, so nothing was compared. In every run the weight sync compares policy and
+engine before the first sample. tests/train/test_vllm_engine.py compares qwen3_moe, mixtral, gpt_oss, deepseek_v3,
+glm4_moe and granitemoe after three syncs each way.
+
+`plan` refuses task=grpo where policy and engine differ: {disagreeing}.
 
 transformers also lists these types as causal language models; they are encoders, encoder-decoders, speech and music
 models, or build no tiny model: {others}.

@@ -1,5 +1,6 @@
 """Every family of text models is exact in the documented layout (packed or one per row), or refused."""
 
+import csv
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from transformers import logging
 
 from slurm_rl.algorithms.packing import build_packed_batch
-from slurm_rl.config.model import ModelConfig
+from slurm_rl.config.model import DISAGREEING, ModelConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
 from slurm_rl.errors import ConfigError
 from slurm_rl.models.forward import RowReader
@@ -20,6 +21,7 @@ from slurm_rl.models.row_layout import build_row_layout
 from tests.tiny_models import TinyModel, build_tiny_model
 from tests.train.model_families import (
     CPU,
+    ENGINES,
     EXACT,
     FAMILIES,
     LORA_PRESETS,
@@ -69,6 +71,13 @@ def test_lora_trained_merged_and_exported_agree(family: str, preset: str) -> Non
 
 def test_page_lists_tested_families() -> None:
     assert set(LINES) - {"model type", "---"} == set(FAMILIES)
+
+
+def test_families_that_differ_from_engine_are_refused() -> None:
+    with ENGINES.open(encoding="utf-8", newline="") as file:
+        found = {row["family"]: row["result"] for row in csv.DictReader(file)}
+    differing = {name for name, result in found.items() if result[0].isdigit() and not result.endswith("in bfloat16")}
+    assert differing == {name for name, dtype in DISAGREEING if dtype == "float32"}
 
 
 def test_probe_shares_row() -> None:

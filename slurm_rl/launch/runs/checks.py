@@ -18,10 +18,10 @@ from slurm_rl.launch.jobs import read_states
 from slurm_rl.launch.runs.find import open_run, resolve
 from slurm_rl.launch.runs.long_warmups import find_long_warmups
 from slurm_rl.launch.runs.model_checks import (
+    check_family,
     check_lora_targets,
     check_reward_model,
     check_same_model,
-    check_vision_family,
     check_weight_files,
 )
 from slurm_rl.launch.runs.model_shape import check_template, read_object, sees_images, uses_chat_template
@@ -170,7 +170,7 @@ def _check_model(config: RunConfig) -> None:
         if config.model.path is None and not (expand_user(source) / "config.json").is_file():
             raise ConfigError("model.from_config must be a folder with config.json", seen=source, action="fix the path")
         _check_pad_token(expand_user(source))
-    check_vision_family(config.model)
+    check_family(config.model, is_sampled=config.has_engines)
     check_lora_targets(config.model)
     check_same_model("model.init_from", config.model.init_from, config.model)
     check_same_model("critic.init_from", config.critic.init_from, config.model)

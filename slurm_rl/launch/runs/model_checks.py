@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from slurm_rl.config.model import ModelConfig, require_vision_family
+from slurm_rl.config.model import ModelConfig, require_agreement, require_vision_family
 from slurm_rl.config.paths import expand_user
 from slurm_rl.config.reward import RewardModelConfig
 from slurm_rl.errors import ConfigError
@@ -52,12 +52,15 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:_SHOWN]) + more
 
 
-def check_vision_family(model: ModelConfig) -> None:
-    """Refuse a vision-language model that cannot be trained, if its config.json is on this machine."""
+def check_family(model: ModelConfig, *, is_sampled: bool) -> None:
+    """Refuse a model that cannot be trained or sampled, if its config.json is on this machine."""
     found = None if model.source is None else find_config(model.source)
     tree = {} if found is None else read_object(found)
+    family = str(tree.get("model_type"))
     if tree.get("vision_config") is not None:
-        require_vision_family(str(tree.get("model_type")), str(model.source))
+        require_vision_family(family, str(model.source))
+    if is_sampled:
+        require_agreement(family, model.dtype)
 
 
 def check_lora_targets(model: ModelConfig) -> None:

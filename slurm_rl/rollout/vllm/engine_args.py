@@ -45,6 +45,10 @@ def build_engine_args(
     }
 
 
+_STATE_KEYS = ("linear_", "mamba_", "ssm_", "conv_", "state_size")
+"""Starts of the keys in the config.json of models with recurrent states."""
+
+
 def _cpu_args(model_path: str) -> dict[str, Any]:
     # vLLM rewinds the random state of a request if it reads the prompt in parts, which fails on CPU
     # (gpu_model_runner.py, _bookkeeping_sync): read prompts in one piece there.
@@ -56,8 +60,8 @@ def _cpu_args(model_path: str) -> dict[str, Any]:
         args["compilation_config"] = {"custom_ops": ["-rotary_embedding"]}
         # Its kernel for AMX, which vLLM prefers, needs bfloat16.
         args["attention_backend"] = "CPU_MLA"
-    if "linear_num_key_heads" in (tree.get("text_config") or tree):
-        # vLLM caches prefixes of linear attention only if it reads prompts in parts.
+    if any(key.startswith(_STATE_KEYS) for key in tree.get("text_config") or tree):
+        # vLLM caches prefixes of linear attention and state spaces only if it reads prompts in parts.
         args["enable_prefix_caching"] = False
     return args
 

@@ -100,8 +100,12 @@ def test_start_checks_include_weights_adapters_and_reward_model(tmp_path: Path) 
     (tmp_path / "config").mkdir()
     for place in (folder, tmp_path / "config"):
         (place / "config.json").write_text(json.dumps(QWEN25_7B))
-    (tmp_path / "seeing").mkdir()
-    (tmp_path / "seeing" / "config.json").write_text(json.dumps({"vision_config": {}, "model_type": "llava"}))
+    for name, tree in (
+        ("seeing", {"vision_config": {}, "model_type": "llava"}),
+        ("wide", {"model_type": "cohere2_moe"}),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(tree))
     other = write_weights(tmp_path / "other", SHAPES)
     reward = write_reward_model(tmp_path, {"num_labels": 3})
     for words, says in (
@@ -109,6 +113,10 @@ def test_start_checks_include_weights_adapters_and_reward_model(tmp_path: Path) 
         (["model=hf", f"model.path={folder}", "+lora=attention"], "got k_proj, o_proj, .*choose from up, wqkv"),
         ([f"reward.model.path={reward}"], "one output; got 3"),
         (["model=hf", f"model.path={tmp_path}/seeing"], "positions are known: .*got llava"),
+        (
+            ["model=hf", f"model.path={tmp_path}/wide"],
+            "vLLM and the policy agree: .*window.*got cohere2_moe in float32",
+        ),
     ):
         with pytest.raises(ConfigError, match=says) as caught:
             check_inputs(load_config(["+exp=demo", *words]), print)
