@@ -20,7 +20,6 @@ import torch.distributed as dist
 from accelerate import init_empty_weights
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
-from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.attention.varlen import varlen_attn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import (
@@ -39,7 +38,9 @@ from slurm_rl.algorithms.sequences import TrainSequence
 from slurm_rl.config.algorithm import AlgorithmConfig
 from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
-from slurm_rl.models import distributed, fsdp2, head, load_model, policy
+from slurm_rl.models import attention, distributed, fsdp2, head, load_model, meshes, policy
+from slurm_rl.models.attention import VARLEN
+from slurm_rl.models.context import ContextGroup, OwnReads
 from slurm_rl.models.offload import HostMoments
 from slurm_rl.models.row_check import RowCheck
 from slurm_rl.plan.memory import ModelShape
@@ -83,6 +84,7 @@ def measure(shape: ModelShape, ranks: int, tokens: int, **changes: Any) -> Found
             "gradient_checkpointing": changes.pop("gradient_checkpointing", True),
         }
     )
+    context = changes.get("context_parallel", 1)
     policy_config = PolicyConfig(num_workers=ranks, num_threads=torch.get_num_threads(), **changes)
     to_host = HostMoments._to_host
 
@@ -90,8 +92,8 @@ def measure(shape: ModelShape, ranks: int, tokens: int, **changes: Any) -> Found
         with memory.on_host():
             return to_host(moments, *arguments)
 
-    with _stand_ins(ranks), FakeTensorMode(allow_non_fake_inputs=True):
-        opened = _open_model(shape, model)
+    with _stand_ins(ranks, policy_config), FakeTensorMode(allow_non_fake_inputs=True):
+        opened = _open_model(shape, model, VARLEN if context > 1 else "flash_attention_2")
         with (
             _Counted(tokens // _NUM_SEQUENCES) as memory,
             patch.object(policy, "open_model", lambda *_, **__: opened),
@@ -161,15 +163,15 @@ class _Files:
     def __init__(self, model: PreTrainedModel) -> None:
         self.shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
 
-    def read(self, name: str, rows: slice | None = None) -> Tensor:
+    def read(self, name: str, region: tuple[slice, ...] | None = None) -> Tensor:
         shape = self.shapes[name]
-        if rows is not None:
-            shape = (len(range(shape[0])[rows]), *shape[1:])
+        if region is not None:
+            shape = tuple(part.stop - part.start for part in region)
         with self.memory.on_host():
             return torch.empty(shape, dtype=torch.bfloat16)
 
 
-def _open_model(shape: ModelShape, config: ModelConfig) -> tuple[PreTrainedModel, _Files]:
+def _open_model(shape: ModelShape, config: ModelConfig, attention: str) -> tuple[PreTrainedModel, _Files]:
     architecture = build_config(shape)
     with unset_fake_temporarily(), init_empty_weights(include_buffers=False):
         model = load_model.model_class(architecture).from_config(architecture, dtype=torch.bfloat16)
@@ -181,7 +183,7 @@ def _open_model(shape: ModelShape, config: ModelConfig) -> tuple[PreTrainedModel
                 module._parameters[key] = fakes.setdefault(p, torch.nn.Parameter(torch.empty_like(p)))
     prepared = load_model._prepare(model, config, any_mask=False)
     for part in (prepared.config, prepared.config.get_text_config()):
-        part._attn_implementation = "flash_attention_2"
+        part._attn_implementation = attention
     return prepared, _Files(model)
 
 
@@ -214,10 +216,11 @@ def build_config(shape: ModelShape) -> PreTrainedConfig:
 
 
 @contextlib.contextmanager
-def _stand_ins(ranks: int) -> Iterator[None]:
+def _stand_ins(ranks: int, config: PolicyConfig) -> Iterator[None]:
     """Replace values of the machine and other ranks, and kernels that need less memory on a GPU."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
-    mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("shard",))  # needs real tensors for its ranks
+    opened = meshes.open_meshes(config)
+    _ = opened.parameters, opened.context_group  # need real tensors for their ranks
     deterministic = torch.are_deterministic_algorithms_enabled()
     with contextlib.ExitStack() as stack:
         stack.callback(dist.destroy_process_group)
@@ -229,17 +232,24 @@ def _stand_ins(ranks: int) -> Iterator[None]:
                 "check_rows": lambda *_, **__: RowCheck(packed=True),  # needs real values
             },
             fsdp2: {
-                "init_device_mesh": lambda *_, **__: mesh,
                 "gather_objects": lambda value: [value],
                 "device_memory": lambda: 0,  # gradients are reduced at once
             },
             distributed: {"gather_objects": lambda value: [value]},
+            attention: {"_fits_kernel": lambda *_: True},
+            ContextGroup: {"split_reads": _split_reads},
             head._FloatProduct: {"forward": staticmethod(_multiply)},
         }.items():
             for key, value in changes.items():
                 stack.enter_context(patch.object(owner, key, value))
         stack.enter_context(patch.dict(ALL_ATTENTION_FUNCTIONS._local_mapping, {"flash_attention_2": _attend}))
         yield
+
+
+def _split_reads(context: ContextGroup, read_at: Tensor, _: int) -> OwnReads:
+    """Give each rank an equal number of positions, since fake tensors have no values."""
+    parts = read_at.tensor_split(context.size)
+    return OwnReads(context, parts[context.rank], [len(part) for part in parts])
 
 
 def _multiply(ctx: Any, hidden: Tensor, weight: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Compare planned memory of a policy worker with the real training code on fake tensors, phase by phase.
 
 python -m tests.memory_table             all rows of `ROWS`; needs no GPU
-python -m tests.memory_table 7B 8 8192   one model, number of ranks, tokens of a micro-batch
+python -m tests.memory_table 7B 8 8192   one model, number of ranks, tokens of a micro-batch; then the context's ranks
 """
 
 import sys
@@ -29,24 +29,27 @@ MODELS = {
     "gpt-oss-120b": "openai/gpt-oss-120b",
 }
 ROWS = [
-    ("0.5B", 1, 8192),
-    ("1.5B", 8, 8192),
-    ("3B VL", 8, 8192),
-    ("7B", 8, 8192),
-    ("8B", 8, 8192),
-    ("8B", 64, 65536),
-    ("Qwen3-4B", 8, 8192),
-    ("Qwen3-4B", 8, 65536),
-    ("Qwen3-32B", 16, 8192),
-    ("Qwen3-32B", 64, 32768),
-    ("70B", 64, 16384),
-    ("30B-A3B", 8, 8192),
-    ("30B-A3B", 16, 32768),
-    ("gpt-oss-120b", 64, 16384),
-    ("235B-A22B", 128, 16384),
-    ("235B-A22B", 256, 8192),
+    ("0.5B", 1, 8192, 1),
+    ("1.5B", 8, 8192, 1),
+    ("3B VL", 8, 8192, 1),
+    ("7B", 8, 8192, 1),
+    ("8B", 8, 8192, 1),
+    ("8B", 64, 65536, 1),
+    ("Qwen3-4B", 8, 8192, 1),
+    ("Qwen3-4B", 8, 65536, 1),
+    ("Qwen3-32B", 16, 8192, 1),
+    ("Qwen3-32B", 64, 32768, 1),
+    ("70B", 64, 16384, 1),
+    ("8B", 8, 131072, 4),
+    ("70B", 64, 131072, 8),
+    ("30B-A3B", 8, 8192, 1),
+    ("30B-A3B", 16, 32768, 1),
+    ("30B-A3B", 16, 131072, 8),
+    ("gpt-oss-120b", 64, 16384, 1),
+    ("235B-A22B", 128, 16384, 1),
+    ("235B-A22B", 256, 8192, 1),
 ]
-"""Models, numbers of GPUs and tokens of a micro-batch."""
+"""Models, numbers of GPUs, tokens of a micro-batch and ranks that share them."""
 CHUNK = 2048
 
 
@@ -66,7 +69,8 @@ def compare(
     shape = find_shape(name, num_layers)
     options = {"gradient_checkpointing": True, "logprob_chunk_tokens": CHUNK, **options}
     again, chunk = options["gradient_checkpointing"], options["logprob_chunk_tokens"]
-    load = PolicyLoad("fsdp2", 2, ranks, 2, again, tokens, options.get("offload", "none"), logit_rows=chunk)
+    own = tokens // options.get("context_parallel", 1)
+    load = PolicyLoad("fsdp2", 2, ranks, 2, again, own, options.get("offload", "none"), logit_rows=chunk)
     planned = estimate_policy(shape, load)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -86,14 +90,14 @@ def compare(
 
 
 def main(words: list[str]) -> None:
-    rows = [(words[0], int(words[1]), int(words[2]))] if words else ROWS
+    rows = [(words[0], *map(int, [*words[1:], 1][:3]))] if words else ROWS
     heads = ["load", "train", "sample", "sync", "host, load", "host, save"]
-    print("| model | GPUs | tokens | " + " | ".join(heads) + " |")
-    print("|" + "---|" * (3 + len(heads)))
-    for name, ranks, tokens in rows:
-        cells = compare(name, ranks, tokens)
+    print("| model | GPUs | tokens | context | " + " | ".join(heads) + " |")
+    print("|" + "---|" * (4 + len(heads)))
+    for name, ranks, tokens, context in rows:
+        cells = compare(name, ranks, tokens, context_parallel=context)
         texts = (f"{planned:.2f} / {found:.2f}" for planned, found in (cells[head] for head in heads))
-        print(f"| {name} | {ranks} | {tokens} | {' | '.join(texts)} |", flush=True)
+        print(f"| {name} | {ranks} | {tokens} | {context} | {' | '.join(texts)} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Config of the job: time limit, restarts, Ray cluster, logging."""
+"""Config of the job: time limit, restarts, evaluation, Ray cluster, logging."""
 
 import functools
 import re
@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from slurm_rl.config.paths import check_url
+from slurm_rl.config.rows import EvalSetConfig, SetName
 from slurm_rl.config.section import NonEmpty, NonNegativeInt, PositiveFloat, PositiveInt, Section, checked_by
 from slurm_rl.config.text import OneLine
 
@@ -97,6 +98,27 @@ class EvalJobConfig(Section):
     """Nodes."""
     gpus_per_node: NonNegativeInt | None = None
     """GPUs per node; null: cluster.gpus_per_node."""
+
+
+class EvalConfig(Section):
+    """Evaluation on held-out rows."""
+
+    interval: NonNegativeInt = 0
+    """Steps between evaluations; 0: only before the first step and after the last."""
+    greedy: bool = True
+    """Evaluate with greedy decoding in addition to sampling."""
+    num_samples: PositiveInt = 1
+    """Completions per held-out prompt; accuracy/sampled is their mean (mean@k), and above 1 pass@k is logged."""
+    only: bool = False
+    """Evaluate `sets` once with the unchanged model, on engines only, without training; set by the verb `eval`."""
+    on_checkpoint: bool = False
+    """Evaluate `sets` on each saved checkpoint, in a Slurm job of its own (eval.job), and not in the run; the results
+    are in the run's metrics, status and report at the checkpoint's step."""
+    job: EvalJobConfig = EvalJobConfig()
+    """Options of these jobs."""
+    sets: dict[SetName, EvalSetConfig] = Field(default={})
+    """Additional evaluation sets, by name: +eval.sets.aime.data=aime.jsonl; columns that a set leaves out are inherited
+    from data."""
 
 
 class RayConfig(Section):

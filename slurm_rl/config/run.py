@@ -13,7 +13,7 @@ from slurm_rl.config.container import ContainerConfig
 from slurm_rl.config.data import DataConfig
 from slurm_rl.config.environment import EnvironmentConfig
 from slurm_rl.config.external import ExternalConfig
-from slurm_rl.config.job import JobConfig, LoggingConfig, RayConfig
+from slurm_rl.config.job import EvalConfig, JobConfig, LoggingConfig, RayConfig
 from slurm_rl.config.model import ModelConfig, fill_auto
 from slurm_rl.config.preflight import PreflightConfig
 from slurm_rl.config.registry import find_loss
@@ -24,7 +24,6 @@ from slurm_rl.config.supervised import DPOConfig, RMConfig, SFTConfig, Supervise
 from slurm_rl.config.tasks import TASKS, TORCHRUN_TASKS
 from slurm_rl.config.train import (
     CheckpointConfig,
-    EvalConfig,
     OptimConfig,
     PolicyConfig,
     ReferenceConfig,

@@ -1,4 +1,4 @@
-"""Config of the policy workers, rollout engines, optimizer, training loop, evaluation and checkpoints."""
+"""Config of the policy workers, rollout engines, optimizer, training loop and checkpoints."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -8,9 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from slurm_rl.config.engine_args import check_not_ours
-from slurm_rl.config.job import EvalJobConfig
 from slurm_rl.config.paths import check_url
-from slurm_rl.config.rows import EvalSetConfig, SetName
 from slurm_rl.config.section import (
     Fraction,
     MinP,
@@ -35,11 +33,19 @@ class PolicyConfig(Section):
     """Library that shards parameters, gradients and optimizer state."""
     zero_stage: Annotated[int, Field(ge=0, le=3)] = 2
     """DeepSpeed ZeRO stage; fsdp2 always shards everything."""
+    num_replicas: PositiveInt = 1
+    """Replicas of the sharded parameters (hybrid sharding): gathering stays within num_workers / num_replicas ranks,
+    which hold more memory each; gradients are summed over replicas once per step. fsdp2 only."""
+    context_parallel: PositiveInt | Literal["auto"] = "auto"
+    """Ranks that share the tokens of each packed row (Ulysses): they exchange tokens for attention heads, so a sequence
+    may be as many times longer. Text models with packed rows; fsdp2 only. auto: 1, or the fewest that fit if no
+    other layout does."""
     offload: Literal["auto", "none", "optimizer", "all"] = "auto"
     """State kept in host memory between uses: the optimizer's, or also parameters and gradients; saves GPU memory and
     slows steps down. auto: none, or the optimizer's if the plan estimates shorter steps or nothing else fits."""
     micro_batch_tokens: PositiveInt | None = None
-    """Tokens of one packed micro-batch per worker at most; null: as many as fit the GPU, or 8192 if unknown."""
+    """Tokens of one packed micro-batch at most, per worker or group of context_parallel workers; null: as many as fit
+    the GPU, or 8192 if unknown."""
     logprob_chunk_tokens: PositiveInt | Literal["auto"] | None = "auto"
     """Tokens whose logits are materialized at once and recomputed in the backward pass; null: the whole micro-batch,
     most of the memory for a large vocabulary; auto: as the plan needs."""
@@ -61,7 +67,23 @@ class PolicyConfig(Section):
         """offload, with none for auto."""
         return "none" if self.offload == "auto" else self.offload
 
+    @property
+    def context(self) -> int:
+        """context_parallel, with 1 for auto."""
+        return 1 if self.context_parallel == "auto" else self.context_parallel
+
     def problems(self) -> Iterator[str]:
+        if self.backend == "deepspeed" and self.num_replicas > 1:
+            yield (
+                f"policy.num_replicas needs policy.backend=fsdp2; got num_replicas={self.num_replicas} with deepspeed. "
+                "Next: policy.num_replicas=1 with policy.zero_stage=1 or 2, or policy.backend=fsdp2"
+            )
+        if self.context > 1 and (self.backend == "deepspeed" or self.prefix_sharing):
+            other = "policy.prefix_sharing" if self.prefix_sharing else "policy.backend=deepspeed"
+            yield (
+                f"policy.context_parallel excludes {other}; got context_parallel={self.context_parallel}. "
+                "Next: policy.context_parallel=1, or policy.backend=fsdp2 policy.prefix_sharing=false"
+            )
         least = {"none": 0, "optimizer": 1, "all": 3}[self.offloaded]
         if self.backend == "deepspeed" and self.zero_stage < least:
             yield (
@@ -247,27 +269,6 @@ class TrainerConfig(Section):
                 f"trainer.prompts_per_step must be a multiple of trainer.num_minibatches; "
                 f"got {self.prompts_per_step} and {self.num_minibatches}"
             )
-
-
-class EvalConfig(Section):
-    """Evaluation on held-out rows."""
-
-    interval: NonNegativeInt = 0
-    """Steps between evaluations; 0: only before the first step and after the last."""
-    greedy: bool = True
-    """Evaluate with greedy decoding in addition to sampling."""
-    num_samples: PositiveInt = 1
-    """Completions per held-out prompt; accuracy/sampled is their mean (mean@k), and above 1 pass@k is logged."""
-    only: bool = False
-    """Evaluate `sets` once with the unchanged model, on engines only, without training; set by the verb `eval`."""
-    on_checkpoint: bool = False
-    """Evaluate `sets` on each saved checkpoint, in a Slurm job of its own (eval.job), and not in the run; the results
-    are in the run's metrics, status and report at the checkpoint's step."""
-    job: EvalJobConfig = EvalJobConfig()
-    """Options of these jobs."""
-    sets: dict[SetName, EvalSetConfig] = Field(default={})
-    """Additional evaluation sets, by name: +eval.sets.aime.data=aime.jsonl; columns that a set leaves out are inherited
-    from data."""
 
 
 class CheckpointConfig(Section):

@@ -6,9 +6,10 @@ attends within each sequence: by torch's own flash kernel, else by SDPA with the
 
 import inspect
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +32,16 @@ class PackedSequences:
     lengths: list[int]
     ends: Tensor
     """[S + 1] int32 on the row's device: cumulative lengths from 0."""
+    exchange: "HeadExchange | None" = None
+    """Exchange with the other ranks that have tokens of the row; None: all of them are here."""
+
+
+class HeadExchange(Protocol):
+    """Exchange of tokens for heads; see models/context.py."""
+
+    def to_heads(self, states: Tensor) -> Tensor: ...
+
+    def to_tokens(self, states: Tensor) -> Tensor: ...
 
 
 def varlen_attention(
@@ -54,6 +65,12 @@ def varlen_attention(
         sliding_window: number of visible tokens, including itself; None: all earlier ones.
         packed_sequences: None: each row is one sequence.
     """
+    if packed_sequences is not None and packed_sequences.exchange is not None:
+        exchange, here = packed_sequences.exchange, replace(packed_sequences, exchange=None)
+        query, key, value = (exchange.to_heads(states) for states in (query, key, value))
+        groups: Any = SimpleNamespace(num_key_value_groups=query.shape[1] // key.shape[1])
+        options = {"scaling": scaling, "sliding_window": sliding_window, "packed_sequences": here, **more}
+        return exchange.to_tokens(varlen_attention(groups, query, key, value, None, **options)[0]), None
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     if attention_mask is not None or not causal:
         return sdpa_attention_forward(
@@ -146,9 +163,10 @@ def settle_attention(model: PreTrainedModel, attention: str, *, any_mask: bool) 
     """
     if attention == VARLEN and not _takes_varlen(model):
         raise ConfigError(
-            "model.attention=varlen needs a model of transformers' attention interface, without caps or sinks",
+            "model.attention=varlen and policy.context_parallel need a model of transformers' attention interface, "
+            "without caps or sinks",
             seen=type(model).__name__,
-            action="set model.attention=auto",
+            action="set model.attention=auto policy.context_parallel=1",
         )
     chosen = choose_attention(model, get_device().type, any_mask=any_mask) if attention == "auto" else attention
     if chosen is not None and chosen != model.config._attn_implementation:

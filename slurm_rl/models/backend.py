@@ -16,11 +16,10 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from transformers import PreTrainedModel
 
-from slurm_rl.config.parallel import build_parallel_dims
 from slurm_rl.config.train import OptimConfig, PolicyConfig
 from slurm_rl.config.user_files.load import load_function
 from slurm_rl.errors import TrainingError
-from slurm_rl.models.distributed import get_world_size
+from slurm_rl.models.meshes import open_meshes
 from slurm_rl.models.weight_files import WeightFiles
 
 
@@ -67,7 +66,7 @@ class Backend(Protocol):
     def save(self, folder: Path, *, copy: bool) -> dict[str, Any] | None:
         """Return this rank's shard of the trained parameters and their moments, for its file in `folder`.
 
-        None if the library has written files of its own.
+        None if the library has written files of its own, or another replica writes the shard.
 
         Args:
             copy: copy the tensors to host memory, because training continues before they are written.
@@ -87,10 +86,11 @@ def build_backend(
 
 def splits_parameters(policy: PolicyConfig, dtype: torch.dtype) -> bool:
     """Return whether the ranks share the parameters, so that the model may come empty."""
-    if build_parallel_dims(policy, get_world_size()).shard > 1:
-        return True
+    meshes = open_meshes(policy)
+    if policy.backend == "deepspeed":
+        return meshes.num_parts > 1
     # FSDP2 casts each block that it gathers, and brings it from the host; one worker in float32 needs neither.
-    return policy.backend == "fsdp2" and (dtype != torch.float32 or policy.offload == "all")
+    return meshes.dims.num_ranks > 1 or dtype != torch.float32 or policy.offload == "all"
 
 
 _BACKENDS = {

@@ -4,7 +4,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,6 +18,9 @@ from slurm_rl.models.attention import VARLEN, PackedSequences
 from slurm_rl.models.head import chunked_head, find_head, float_head
 from slurm_rl.models.row_layout import build_row_layout, build_shared_layout, mask_for
 from slurm_rl.models.vision import ImageReader
+
+if TYPE_CHECKING:
+    from slurm_rl.models.context import ContextGroup
 
 Measure = Callable[..., tuple[Tensor, Tensor]]
 """Logits [N, V], targets [N], temperature, entropy_gradient -> logprobs [N] and a second measure [N]."""
@@ -39,6 +42,8 @@ class RowReader:
     prefix_sharing: bool = False
     packed: bool = True
     """Whether several sequences may share one row (row_check.py)."""
+    context: "ContextGroup | None" = None
+    """Ranks that share the tokens of each row and return the same values; None: this rank has all tokens."""
 
     @property
     def module(self) -> Any:
@@ -74,21 +79,30 @@ class RowReader:
         targets = batch.token_ids[batch.trained_positions]
         # The logits of a token are at the position before it.
         read_at = batch.trained_positions - 1
+        own = None if self.context is None else self.context.split_reads(read_at, len(batch.token_ids))
+        if own is not None:
+            heat = own.pick(heat) if isinstance(heat, Tensor) else heat
+            read_at, targets = own.places, own.pick(targets)
         if self.chunk_tokens is not None:
             chunked = chunked_head(
                 self.module, targets, heat, self.chunk_tokens, entropy_gradient=entropy_gradient, measure=measure
             )
             with chunked:
-                logprobs, entropy = self._read(batch, read_at, noise_alpha).unbind(-1)
-            return logprobs, entropy if entropy_gradient else entropy.detach()
-        with float_head(find_head(self.module)):
-            logits = self._read(batch, read_at, noise_alpha)
-        return measure(logits, targets, heat, entropy_gradient=entropy_gradient)
+                found = self._read(batch, read_at, noise_alpha)
+        else:
+            with float_head(find_head(self.module)):
+                logits = self._read(batch, read_at, noise_alpha)
+            found = torch.stack(measure(logits, targets, heat, entropy_gradient=entropy_gradient), dim=-1)
+        logprobs, entropy = (found if own is None else own.gather(found)).unbind(-1)
+        return logprobs, entropy if entropy_gradient else entropy.detach()
 
     def forward_scores(self, batch: PackedBatch) -> Tensor:
         """Return a reward model's scores [N] float32 after each trained token, with gradient."""
+        read_at = batch.trained_positions
+        own = None if self.context is None else self.context.split_reads(read_at, len(batch.token_ids))
         with float_head(find_head(self.module)):
-            return self._read(batch, batch.trained_positions, 0.0).squeeze(-1)
+            scores = self._read(batch, read_at if own is None else own.places, 0.0)
+        return (scores if own is None else own.gather(scores)).squeeze(-1)
 
     @torch.no_grad()
     def compute_logprobs(self, sequences: Sequence[TrainSequence], temperature: float) -> list[FloatArray]:
@@ -106,10 +120,12 @@ class RowReader:
 
     def _read(self, batch: PackedBatch, read_at: Tensor, noise_alpha: float) -> Tensor:
         """Return the head's output [N, V] at `read_at` [N]."""
-        module = self.module
+        module, whole = self.module, batch
         attention = module.config._attn_implementation
+        if self.context is not None:
+            batch = self.context.share(whole)
         if self.packed and batch.shared is None and attention.startswith((VARLEN, "flash")):
-            positions, places, more = _lay_in_one_row(batch, attention)
+            positions, places, more = _lay_in_one_row(batch, attention, self.context)
         else:
             positions, places, more = _lay_in_rows(module, batch, self.packed)
         token_ids = torch.zeros_like(positions)
@@ -117,7 +133,10 @@ class RowReader:
         inputs = {"position_ids": positions}
         if batch.rope_position_ids is not None:
             inputs = build_vision_inputs(batch, positions, places)
-        head, noise = _head_on(module, places[read_at]), noisy_embeddings(module, batch, places, noise_alpha)
+        head, noise = (
+            _head_on(module, places[read_at]),
+            noisy_embeddings(module, whole, places, noise_alpha, self.context),
+        )
         with head, noise, _lone_placeholders(module, token_ids, batch, places) as ids:
             output = self.model(input_ids=ids, use_cache=False, **inputs, **more)
         logits: Tensor = output.logits[0]
@@ -128,14 +147,14 @@ _Laid = tuple[Tensor, Tensor, dict[str, Any]]
 """Positions [R, W], index of each token in the flattened [R * W] [T], more arguments of the model."""
 
 
-def _lay_in_one_row(batch: PackedBatch, attention: str) -> _Laid:
-    """Lay all tokens into one row; further arguments tell the attention where sequences end."""
+def _lay_in_one_row(batch: PackedBatch, attention: str, context: "ContextGroup | None") -> _Laid:
+    """Lay all tokens of this rank into one row; further arguments tell the attention where sequences end."""
     positions, places = (
         batch.position_ids.unsqueeze(0),
         torch.arange(len(batch.token_ids), device=batch.token_ids.device),
     )
     if attention == VARLEN:
-        sequences = PackedSequences(batch.cu_seqlens.diff().tolist(), batch.cu_seqlens)
+        sequences = PackedSequences(batch.cu_seqlens.diff().tolist(), batch.cu_seqlens, context)
         return positions, places, {"packed_sequences": sequences}
     if batch.rope_position_ids is not None:
         # The vision tower would take the lengths for those of its images; the positions tell them as well.
@@ -208,7 +227,7 @@ def _head_on(module: Any, places: Tensor) -> contextlib.AbstractContextManager[A
 
 
 def noisy_embeddings(
-    module: Any, batch: PackedBatch, places: Tensor, alpha: float
+    module: Any, batch: PackedBatch, places: Tensor, alpha: float, context: "ContextGroup | None" = None
 ) -> contextlib.AbstractContextManager[Any]:
     """NEFTune: uniform noise on the embeddings in training, https://arxiv.org/abs/2310.05914, algorithm 1.
 
@@ -219,6 +238,7 @@ def noisy_embeddings(
 
     def add(_: Any, __: Any, embedded: Tensor) -> Tensor:
         noise = build_noise(batch, embedded.shape[-1], alpha).to(embedded)
+        noise = noise if context is None else context.cut(noise)
         flat = embedded.reshape(-1, embedded.shape[-1])
         return flat.index_add(0, places, noise).view_as(embedded)
 

@@ -9,12 +9,12 @@ from transformers import PreTrainedModel
 
 from slurm_rl.algorithms.sequences import FloatArray, TrainSequence
 from slurm_rl.config.model import ModelConfig
-from slurm_rl.config.parallel import ParallelDims, build_parallel_dims
 from slurm_rl.config.train import PolicyConfig
-from slurm_rl.models.distributed import get_world_size, require_equal_counts
+from slurm_rl.models.distributed import require_equal_counts
 from slurm_rl.models.forward import RowReader
 from slurm_rl.models.fsdp2 import fill_shards, shard_blocks
 from slurm_rl.models.load_model import load_model, open_model
+from slurm_rl.models.meshes import Meshes, open_meshes
 from slurm_rl.models.row_check import check_rows
 from slurm_rl.models.vision import load_image_reader
 
@@ -25,15 +25,17 @@ class FrozenModel:
     def __init__(
         self, folder: str | Path, model: ModelConfig, policy: PolicyConfig, temperature: float, device: torch.device
     ) -> None:
-        dims = build_parallel_dims(policy, get_world_size())
-        self.is_split = dims.shard > 1
+        meshes = open_meshes(policy)
+        model = meshes.choose_attention(model)
+        self.is_split = meshes.num_parts > 1
         if self.is_split:
-            module = _load_part(folder, model, dims, device, any_mask=policy.prefix_sharing)
+            module = _load_part(folder, model, meshes, device, any_mask=policy.prefix_sharing)
         else:
             module = load_model(folder, model, any_mask=policy.prefix_sharing).to(device)
         module.eval()
         images = load_image_reader(folder, model)
         reader = RowReader(module, device, images, policy.chunk_tokens, policy.prefix_sharing)
+        reader = replace(reader, context=meshes.open_context(module.config, has_images=images is not None))
         self.rows = check_rows(reader, module.dtype)
         self.reader, self.temperature = replace(reader, packed=self.rows.packed), temperature
 
@@ -45,11 +47,11 @@ class FrozenModel:
 
 
 def _load_part(
-    folder: str | Path, model: ModelConfig, dims: ParallelDims, device: torch.device, *, any_mask: bool
+    folder: str | Path, model: ModelConfig, meshes: Meshes, device: torch.device, *, any_mask: bool
 ) -> PreTrainedModel:
     module, files = open_model(folder, model, any_mask=any_mask)
     module.requires_grad_(False)
-    shard_blocks(module, module.dtype, dims, offload=False)
+    shard_blocks(module, module.dtype, meshes, offload=False)
     if files is not None:
-        fill_shards(module, files, device)
+        fill_shards(module, files, device, meshes)
     return module.to(device)

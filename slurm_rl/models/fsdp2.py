@@ -1,4 +1,4 @@
-"""torch's own sharding: parameters, gradients and moments split over ranks, block by block.
+"""torch's own sharding: parameters, gradients and moments split over the ranks of a replica, block by block.
 
 Master weights and moments are float32; with a bfloat16 model torch casts each block as it gathers it.
 Frozen weights, as under adapters, stay in the model's own type.
@@ -12,12 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 from transformers import PreTrainedModel
 
-from slurm_rl.config.parallel import HELD_GRADIENTS, ParallelDims, build_parallel_dims
+from slurm_rl.config.parallel import HELD_GRADIENTS, choose_shard_dim
 from slurm_rl.config.train import OptimConfig, PolicyConfig
 from slurm_rl.errors import BringUpError
 from slurm_rl.models.backend import (
@@ -27,10 +26,11 @@ from slurm_rl.models.backend import (
     set_lr,
     splits_parameters,
 )
-from slurm_rl.models.distributed import device_memory, gather_objects, get_device, get_rank, get_world_size
+from slurm_rl.models.distributed import device_memory, gather_objects, get_device
 from slurm_rl.models.gather import Part, gather_state
+from slurm_rl.models.meshes import Meshes, open_meshes
 from slurm_rl.models.offload import HostMoments
-from slurm_rl.models.shards import SavedShards, from_local, rows_of_rank, to_local
+from slurm_rl.models.shards import SavedShards, from_local, region_of, to_local
 from slurm_rl.models.weight_files import WeightFiles, fill_parameters, names_in_files
 
 
@@ -41,16 +41,17 @@ class FSDP2Backend:
         self, model: PreTrainedModel, policy: PolicyConfig, optim: OptimConfig, files: WeightFiles | None = None
     ) -> None:
         self.offload = offload = policy.offload
+        self.meshes = open_meshes(policy)
         self.dtype: torch.dtype = model.dtype
         self.module = model
         for tensor in [*model.parameters(), *model.buffers()]:
             if tensor.is_floating_point() and (tensor.requires_grad or not isinstance(tensor, torch.nn.Parameter)):
                 tensor.data = tensor.data.to(torch.float32)  # frozen weights need no master copy
         if splits_parameters(policy, self.dtype):
-            dims = build_parallel_dims(policy, get_world_size())
-            shard_blocks(self.module, self.dtype, dims, offload=offload == "all")
+            shard_blocks(self.module, self.dtype, self.meshes, offload=offload == "all")
         if files is not None:
-            fill_shards(self.module, files, torch.device("cpu") if offload == "all" else get_device())
+            device = torch.device("cpu") if offload == "all" else get_device()
+            fill_shards(self.module, files, device, self.meshes)
         if offload == "all":
             for buffer in self.module.buffers():
                 buffer.data = buffer.data.to(get_device())
@@ -60,11 +61,15 @@ class FSDP2Backend:
         self.max_grad_norm = optim.max_grad_norm
         self.optimizer = build_optimizer(self.module, optim, fused=True)
         self._moments = HostMoments(self.optimizer, get_device()) if offload == "optimizer" else None
-        self._syncs_once = offload != "all" and _may_hold_gradients(self.module)
+        is_shared = self.meshes.dims.num_ranks > 1 and offload != "all"
+        self._syncs_once = is_shared and _may_hold_gradients(self.module)
 
     def backward(self, loss: Tensor, *, is_last: bool = True) -> None:
-        if self._syncs_once and isinstance(self.module, FSDPModule):
-            self.module.set_requires_gradient_sync(is_last)
+        if isinstance(self.module, FSDPModule):
+            if self._syncs_once:
+                self.module.set_requires_gradient_sync(is_last)
+            elif self.meshes.dims.replicate > 1:
+                self.module.set_requires_all_reduce(is_last)
         loss.backward()
 
     def step(self, lr: float) -> float:
@@ -90,11 +95,15 @@ class FSDP2Backend:
         self, wanted: Callable[[str], bool] | None = None, place: torch.device | None = None
     ) -> Iterator[tuple[str, Tensor]]:
         state = self.module.state_dict().items()
-        held = ((name, _to_part(shard)) for name, shard in state if wanted is None or wanted(name))
-        return gather_state(held, self.dtype, place)
+        held = (
+            (name, _to_part(shard, self.meshes.num_parts)) for name, shard in state if wanted is None or wanted(name)
+        )
+        return gather_state(held, self.dtype, place, self.meshes.parts_group)
 
-    def save(self, folder: Path, *, copy: bool) -> dict[str, Any]:
+    def save(self, folder: Path, *, copy: bool) -> dict[str, Any] | None:
         parameters = self._named_shards()
+        if not self.meshes.is_first_replica:
+            return None
         moments = {name: self.optimizer.state.get(p, {}) for name, p in parameters.items()}
         keep = _copy_to_host if copy else to_local
         return {
@@ -104,13 +113,13 @@ class FSDP2Backend:
 
     @torch.no_grad()
     def load(self, folder: Path, num_saved: int) -> None:
-        shards = SavedShards(folder, num_saved)
+        shards = SavedShards(folder, num_saved, self.meshes)
         self.optimizer.zero_grad(set_to_none=True)
         self._forget_moments()
         for name, parameter in self._named_shards().items():
-            to_local(parameter).copy_(shards.read(name))
+            to_local(parameter).copy_(shards.read(name, parameter.shape))
             for key in shards.moment_names(name):
-                self.optimizer.state[parameter][key] = _place_like(parameter, shards.read(name, key))
+                self.optimizer.state[parameter][key] = _place_like(parameter, shards.read(name, parameter.shape, key))
         if self._moments is not None:
             self._moments.park()
 
@@ -128,32 +137,30 @@ def _may_hold_gradients(module: torch.nn.Module) -> bool:
     Adapters and small models have the memory for it. All ranks get the same answer.
     """
     whole = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad) * 4
-    return get_world_size() > 1 and whole <= HELD_GRADIENTS * min(gather_objects(device_memory()))
+    return whole <= HELD_GRADIENTS * min(gather_objects(device_memory()))
 
 
-def fill_shards(module: torch.nn.Module, files: WeightFiles, device: torch.device) -> None:
+def fill_shards(module: torch.nn.Module, files: WeightFiles, device: torch.device, meshes: Meshes) -> None:
     names = names_in_files(module)
 
     def read(empty: torch.nn.Parameter) -> Tensor:
         if not isinstance(empty, DTensor):
             return files.read(names[empty]).to(device, empty.dtype)
-        rows = rows_of_rank(empty.shape[0], get_rank(), get_world_size())
-        return from_local(files.read(names[empty], rows).to(device, empty.dtype), empty)
+        region = region_of(empty.shape, meshes.part, meshes.num_parts)
+        return from_local(files.read(names[empty], region).to(device, empty.dtype).contiguous(), empty)
 
     fill_parameters(module, read)
     # FSDP keeps the local tensors it began with; whatever goes through here it takes anew.
     module._apply(lambda tensor: tensor)
 
 
-def shard_blocks(model: PreTrainedModel, dtype: torch.dtype, dims: ParallelDims, *, offload: bool) -> None:
-    """Shard the parameters over all ranks, block by block; frozen blocks are freed after their forward."""
+def shard_blocks(model: PreTrainedModel, dtype: torch.dtype, meshes: Meshes, *, offload: bool) -> None:
+    """Shard the parameters over a replica's ranks, block by block; frozen blocks are freed after their forward."""
     if not torch.distributed.is_initialized():
         raise BringUpError(
             "a policy in bfloat16 or with policy.offload=all needs a process group, also of one rank",
             action="call slurm_rl.models.distributed.init_process_group first",
         )
-    shape = dims.mesh_shape
-    mesh = init_device_mesh(get_device().type, tuple(shape.values()), mesh_dim_names=tuple(shape))
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     waiting = CPUOffloadPolicy(pin_memory=torch.cuda.is_available()) if offload else OffloadPolicy()
     block_types = set(model._no_split_modules or [])
@@ -161,17 +168,25 @@ def shard_blocks(model: PreTrainedModel, dtype: torch.dtype, dims: ParallelDims,
     # The root has the head's weights; only a backward pass needs them again.
     let_go = None if any(p.requires_grad for p in model.parameters()) else True
     for module in [*blocks, model]:
-        fully_shard(module, mesh=mesh, mp_policy=precision, offload_policy=waiting, reshard_after_forward=let_go)
+        fully_shard(
+            module,
+            mesh=meshes.parameters,
+            mp_policy=precision,
+            offload_policy=waiting,
+            reshard_after_forward=let_go,
+            shard_placement_fn=lambda parameter: Shard(choose_shard_dim(parameter.shape, meshes.num_parts)),
+        )
         # Sum gradients over ranks, not average: the loss is a sum. gloo has no pre-multiplied sum.
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
 
 
-def _to_part(shard: Tensor) -> Tensor | Part:
+def _to_part(shard: Tensor, num_parts: int) -> Tensor | Part:
     if not isinstance(shard, DTensor):
         return shard
-    rows = -(-shard.shape[0] // get_world_size())
-    return Part(to_local(shard).reshape(-1), shard.shape, rows * math.prod(shard.shape[1:]))
+    dim = choose_shard_dim(shard.shape, num_parts)
+    ceil = -(-shard.shape[dim] // num_parts) * math.prod(shard.shape) // shard.shape[dim]
+    return Part(to_local(shard).reshape(-1), shard.shape, ceil, dim)
 
 
 def _copy_to_host(tensor: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, distributed
 
-from slurm_rl.models.distributed import get_device, get_rank, get_world_size
+from slurm_rl.models.distributed import get_device, get_rank
 from slurm_rl.models.lora import is_adapter
 
 BUCKET_BYTES = 2**28
@@ -24,7 +24,7 @@ _ALIGNED = 16
 
 @dataclass(frozen=True)
 class Part:
-    """This rank's part of a tensor: end to end, in the order of ranks, the parts are the tensor and some padding."""
+    """This rank's part of a tensor: along `dim`, in the order of ranks, the parts are the tensor and some padding."""
 
     values: Tensor
     """Flat; at most `ceil` numbers, fewer or none where the tensor ends."""
@@ -32,23 +32,41 @@ class Part:
     """Shape of the whole tensor."""
     ceil: int
     """Numbers of every rank's part, with padding."""
+    dim: int = 0
+    """Parts along another dimension than the first have no padding."""
+
+    def join(self, parts: Tensor) -> Tensor:
+        """Return the whole tensor from the values of all ranks, [num_parts, ceil]."""
+        if self.dim == 0:
+            return parts.flatten()[: math.prod(self.shape)].view(*self.shape)
+        shape = list(self.shape)
+        shape[self.dim] //= len(parts)
+        return parts.reshape(len(parts), *shape).movedim(0, self.dim).reshape(*self.shape)
 
 
 def gather_state(
-    state: Iterable[tuple[str, Tensor | Part]], dtype: torch.dtype, place: torch.device | None
+    state: Iterable[tuple[str, Tensor | Part]],
+    dtype: torch.dtype,
+    place: torch.device | None,
+    group: distributed.ProcessGroup | None = None,
 ) -> Iterator[tuple[str, Tensor]]:
-    """See `Backend.full_state`; `state` has the same order on all ranks."""
+    """See `Backend.full_state`; `state` has the same order on all ranks.
+
+    Args:
+        group: ranks that hold the parts; None: all.
+    """
     bucket: list[_Entry] = []
     size = 0
+    num_parts = distributed.get_world_size(group) if distributed.is_initialized() else 1
     for name, held in state:
         own = held.values.dtype if isinstance(held, Part) else held.dtype
         entry = _Entry(name, held, own if is_adapter(name) else dtype)
-        if bucket and size + get_world_size() * entry.num_bytes > BUCKET_BYTES:
-            yield from _empty(bucket, place)
+        if bucket and size + num_parts * entry.num_bytes > BUCKET_BYTES:
+            yield from _empty(bucket, place, num_parts, group)
             bucket, size = [], 0
         bucket.append(entry)
-        size += get_world_size() * entry.num_bytes
-    yield from _empty(bucket, place)
+        size += num_parts * entry.num_bytes
+    yield from _empty(bucket, place, num_parts, group)
 
 
 @dataclass(frozen=True)
@@ -64,8 +82,10 @@ class _Entry:
         return -(-needed // _ALIGNED) * _ALIGNED
 
 
-def _empty(bucket: list[_Entry], place: torch.device | None) -> Iterator[tuple[str, Tensor]]:
-    gathered = _gather(bucket)
+def _empty(
+    bucket: list[_Entry], place: torch.device | None, num_parts: int, group: distributed.ProcessGroup | None
+) -> Iterator[tuple[str, Tensor]]:
+    gathered = _gather(bucket, num_parts, group)
     if get_rank() != 0 and place is None:
         return
     made_on = torch.cuda.current_stream() if gathered.is_cuda else None
@@ -79,19 +99,18 @@ def _empty(bucket: list[_Entry], place: torch.device | None) -> Iterator[tuple[s
             torch.cuda.current_stream().wait_stream(made_on)
             gathered.record_stream(torch.cuda.current_stream())
         size = entry.held.ceil * entry.dtype.itemsize
-        rows = gathered[:, offset : offset + size].view(entry.dtype)
-        whole = rows.flatten()[: math.prod(entry.held.shape)].view(*entry.held.shape)
+        whole = entry.held.join(gathered[:, offset : offset + size].view(entry.dtype))
         offset += entry.num_bytes
         # A copy of its own, or a small tensor that is kept would keep the bucket.
-        shared = not alone and get_world_size() == 1
+        shared = not alone and num_parts == 1
         yield entry.name, whole.to(place or "cpu", copy=shared)
 
 
-def _gather(bucket: list[_Entry]) -> Tensor:
-    """[num_ranks, num_bytes] of all parts, on this rank's device."""
+def _gather(bucket: list[_Entry], num_parts: int, group: distributed.ProcessGroup | None) -> Tensor:
+    """[num_parts, num_bytes] of all parts, on this rank's device."""
     device, num_bytes = get_device(), sum(entry.num_bytes for entry in bucket)
-    gathered = torch.empty(get_world_size(), num_bytes, dtype=torch.uint8, device=device)
-    mine, offset = gathered[get_rank()], 0
+    gathered = torch.empty(num_parts, num_bytes, dtype=torch.uint8, device=device)
+    mine, offset = gathered[get_rank() % num_parts], 0
     for entry in bucket:
         if isinstance(entry.held, Part):
             values = entry.held.values
@@ -100,6 +119,6 @@ def _gather(bucket: list[_Entry]) -> Tensor:
             size = values.numel() * entry.dtype.itemsize
             mine[offset : offset + size].view(entry.dtype).copy_(values)
             offset += entry.num_bytes
-    if num_bytes and get_world_size() > 1:
-        distributed.all_gather_single(gathered.view(-1), mine)
+    if num_bytes and num_parts > 1:
+        distributed.all_gather_single(gathered.view(-1), mine, group=group)
     return gathered

@@ -20,7 +20,6 @@ from slurm_rl.algorithms.logprobs import compute_token_hits, compute_token_logpr
 from slurm_rl.algorithms.sequences import FloatArray, PackedBatch, TrainSequence
 from slurm_rl.algorithms.totals import add_totals
 from slurm_rl.config.model import ModelConfig
-from slurm_rl.config.parallel import build_parallel_dims
 from slurm_rl.config.train import OptimConfig, PolicyConfig
 from slurm_rl.errors import CheckpointError
 from slurm_rl.models import distributed, lora
@@ -28,6 +27,7 @@ from slurm_rl.models.backend import build_backend, require_finite, splits_parame
 from slurm_rl.models.checkpoint.background import reserve_reason, write_or_report, write_whole
 from slurm_rl.models.forward import DUMMY, RowReader
 from slurm_rl.models.load_model import load_model, load_tokenizer, open_model
+from slurm_rl.models.meshes import open_meshes
 from slurm_rl.models.policy_weights import PolicyWeights
 from slurm_rl.models.row_check import check_rows
 from slurm_rl.models.row_layout import require_maskable
@@ -75,6 +75,8 @@ class PolicyEngine(PolicyWeights):
             # Or every fresh buffer is filled with NaN; of ZeRO's buckets that is 2 GB and seconds a step.
             torch.utils.deterministic.fill_uninitialized_memory = False
         self.temperature = temperature
+        self.meshes = open_meshes(policy)
+        model = self.meshes.choose_attention(model)
         self.tokenizer = load_tokenizer(model_folder, trust_remote_code=model.trust_remote_code)
         self.model_config, self.model_folder = model, str(model_folder)
         self.scores, self.noise_alpha = score_seed is not None, noise_alpha
@@ -92,11 +94,11 @@ class PolicyEngine(PolicyWeights):
         if policy.prefix_sharing:
             require_maskable(self.module.config)
         reader = RowReader(self.backend.model, self.device, images, policy.chunk_tokens, policy.prefix_sharing)
+        reader = replace(reader, context=self.meshes.open_context(self.module.config, has_images=images is not None))
         self.rows = check_rows(reader, self.backend.dtype, scores=self.scores)
         self.reader = replace(reader, packed=self.rows.packed)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="write")
-        is_split = build_parallel_dims(policy, distributed.get_world_size()).shard > 1
-        self._yardstick = Yardstick(self.device) if is_split and process_name() else None
+        self._yardstick = Yardstick(self.device) if self.meshes.num_parts > 1 and process_name() else None
         self.layout = build_layout(self.module, model, policy)
 
     def compute_logprobs(self, micro_batches: MicroBatches, *, adapters: bool = True) -> list[list[FloatArray]]:
@@ -154,7 +156,7 @@ class PolicyEngine(PolicyWeights):
             note_speed(self._yardstick.read() or 0.0, 1)
         else:
             note_speed(watch.seconds(), sum(len(one.token_ids) for sequences in micro_batches for one in sequences))
-        totals = distributed.sum_over_ranks(sums)
+        totals = distributed.sum_over_ranks(sums if self.meshes.is_counted else {})
         require_finite("loss", totals["loss"])
         return {**totals, "grad_norm": self.backend.step(lr)}
 
@@ -171,7 +173,7 @@ class PolicyEngine(PolicyWeights):
             loss, metrics = self._compute_loss(sequences, loss_fn, self.temperature)
             add_totals(sums, {"loss": float(loss), **metrics})
             beat()
-        return distributed.sum_over_ranks(sums)
+        return distributed.sum_over_ranks(sums if self.meshes.is_counted else {})
 
     def _compute_loss(
         self, sequences: Sequence[TrainSequence], loss_fn: LossFn, temperature: float, entropy_gradient: bool = False

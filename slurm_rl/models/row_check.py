@@ -94,7 +94,7 @@ def check_rows(reader: RowReader, dtype: torch.dtype, *, scores: bool = False) -
     module = reader.module
     bound = _WRONG_IN_HALF if dtype.itemsize < 4 else _WRONG
     together = replace(reader, chunk_tokens=None, prefix_sharing=False, packed=True)
-    apart = replace(together, packed=False)
+    apart = replace(together, packed=reader.context is not None)
 
     def read(by: RowReader, sequences: Sequence[TrainSequence]) -> list[FloatArray]:
         return by.compute_scores(sequences) if scores else by.compute_logprobs(sequences, 1.0)
@@ -103,7 +103,8 @@ def check_rows(reader: RowReader, dtype: torch.dtype, *, scores: bool = False) -
     with _evaluating(module):
         measure = partial(_measure, probe, changed, _read_plain(reader, probe[1], scores))
         single = measure(lambda sequences: read(apart, sequences[1:2])[0])
-        alone = measure(lambda sequences: read(apart, sequences)[1])
+        # Ranks that share rows have no padded batch.
+        alone = single if reader.context else measure(lambda sequences: read(apart, sequences)[1])
         _require(single.describe(bound, bound) or alone.describe(bound, bound), _OWN_FORWARD, _OTHER_MODEL)
         if reader.chunk_tokens is not None and not scores:
             chunked = measure(lambda sequences: read(replace(apart, chunk_tokens=_CHUNK), sequences[1:2])[0])
@@ -123,6 +124,11 @@ def check_rows(reader: RowReader, dtype: torch.dtype, *, scores: bool = False) -
             )
         packed = measure(lambda sequences: read(together, sequences)[1])
     reason = packed.describe(bound, leak) or _describe_chunks(module.config)
+    _require(
+        reason if reader.context else "",
+        "policy.context_parallel needs a model whose rows hold several sequences",
+        "set policy.context_parallel=1",
+    )
     return RowCheck(not reason, reason, module.config._attn_implementation)
 
 

@@ -1,6 +1,6 @@
 """Read the whole parameters of a policy checkpoint, one after the other, from either backend.
 
-    fsdp2            rank-<n>.pt, rows of each parameter, joined along the first dimension
+    fsdp2            rank-<n>.pt, a part of each parameter
     deepspeed 0..2   deepspeed/mp_rank_00_model_states.pt, whole parameters
     deepspeed 3      deepspeed/*zero_pp_rank_<n>_*_optim_states.pt, each rank's part of all parameters, laid end to end
 
@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from slurm_rl.config.model import ModelConfig
+from slurm_rl.config.parallel import choose_shard_dim
 from slurm_rl.config.train import PolicyConfig
 from slurm_rl.errors import CheckpointError, RunDirError
-from slurm_rl.models import distributed
+from slurm_rl.models.meshes import open_meshes
 from slurm_rl.models.shards import cut, load_rank, load_tensors
 from slurm_rl.run_dir.run_dir import read_json
 
@@ -36,9 +37,9 @@ def read_parameters(policy: Path) -> Iterator[tuple[str, Tensor]]:
 
 def _read_fsdp2(policy: Path, num_workers: int, shapes: dict[str, list[int]]) -> Iterator[tuple[str, Tensor]]:
     shards = [load_rank(policy, rank, mmap=True) for rank in range(num_workers)]
-    for name in shapes:
+    for name, shape in shapes.items():
         parts = [shard["parameters"][name] for shard in shards]
-        yield name, parts[0] if len(parts) == 1 else torch.cat(parts)
+        yield name, parts[0] if len(parts) == 1 else torch.cat(parts, choose_shard_dim(shape, num_workers))
 
 
 def _read_whole(policy: Path, _: int, shapes: dict[str, list[int]]) -> Iterator[tuple[str, Tensor]]:
@@ -89,11 +90,12 @@ _READERS: dict[str, Callable[[Path, int, dict[str, list[int]]], Iterator[tuple[s
 
 def build_layout(module: Any, model: ModelConfig, policy: PolicyConfig) -> dict[str, Any]:
     """Return layout.json of a checkpoint: the settings that must match when it is loaded."""
-    lora = model.lora
+    lora, meshes = model.lora, open_meshes(policy)
     return {
         "backend": policy.backend,
         "zero_stage": policy.zero_stage if policy.backend == "deepspeed" else None,
-        "num_workers": distributed.get_world_size(),
+        # Ranks that write the state; replicas have the same one.
+        "num_workers": meshes.num_parts if policy.backend == "fsdp2" else meshes.dims.num_ranks,
         # Settings that adapters depend on.
         "lora": lora
         and {

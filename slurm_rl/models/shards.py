@@ -1,8 +1,8 @@
 """Rank files of an fsdp2 checkpoint, readable by any number of ranks.
 
-    rank-<n>.pt  {"parameters": {name: rows}, "moments": {name: {"exp_avg": rows, ..., "step": scalar}}}
+    rank-<n>.pt  {"parameters": {name: part}, "moments": {name: {"exp_avg": part, ..., "step": scalar}}}
 
-Every tensor is split along its first dimension like torch.chunk. Other files hold the random state of each process.
+The n-th file has the n-th region of each tensor, see `region_of`. Other files hold the random state of each process.
 """
 
 import pickle
@@ -16,9 +16,14 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from slurm_rl.config.parallel import choose_shard_dim
 from slurm_rl.errors import CheckpointError
 from slurm_rl.models.checkpoint.background import write_whole
-from slurm_rl.models.distributed import get_rank, get_world_size
+from slurm_rl.models.distributed import get_rank
+from slurm_rl.models.meshes import Meshes
+
+Region = tuple[slice, ...]
+"""Part of a tensor, with a slice of each dimension."""
 
 
 def rank_file(folder: Path, rank: int) -> Path:
@@ -51,10 +56,11 @@ def load_rank(folder: Path, rank: int, *, mmap: bool = False) -> dict[str, Any]:
 class SavedShards:
     """This rank's part of the state; `num_saved` ranks wrote it."""
 
-    def __init__(self, folder: Path, num_saved: int) -> None:
-        self.is_same = num_saved == get_world_size()
+    def __init__(self, folder: Path, num_saved: int, meshes: Meshes) -> None:
+        self.meshes = meshes
+        self.is_same = num_saved == meshes.num_parts
         if self.is_same:
-            self.files = [load_rank(folder, get_rank())]
+            self.files = [load_rank(folder, meshes.part)]
         else:
             # Mapped: of each file only the tensor at hand is in memory.
             self.files = [load_rank(folder, rank, mmap=True) for rank in range(num_saved)]
@@ -62,15 +68,13 @@ class SavedShards:
     def moment_names(self, name: str) -> list[str]:
         return list(self.files[0]["moments"][name])
 
-    def read(self, name: str, moment: str | None = None) -> Tensor:
-        """This rank's rows of a parameter, or of one of its moments; a scalar is the same on every rank."""
+    def read(self, name: str, shape: Sequence[int], moment: str | None = None) -> Tensor:
+        """Return this rank's region of a parameter, or of one of its moments; a scalar is the same on every rank."""
         found = [file["parameters"][name] if moment is None else file["moments"][name][moment] for file in self.files]
         if self.is_same or found[0].ndim == 0:
             return found[0]
-        rows = rows_of_rank(sum(map(len, found)), get_rank(), get_world_size())
-        # Of the mapped files, only these rows are read.
-        parts = cut(found, rows.start, rows.stop - rows.start)
-        return torch.cat(parts) if parts else found[0][:0]
+        # Only this region of the mapped files is read.
+        return read_region(found, shape, region_of(shape, self.meshes.part, self.meshes.num_parts))
 
 
 def cut(parts: Sequence[Tensor], offset: int, size: int) -> list[Tensor]:
@@ -89,14 +93,32 @@ def cut(parts: Sequence[Tensor], offset: int, size: int) -> list[Tensor]:
     return pieces
 
 
-def rows_of_rank(num_rows: int, rank: int, world_size: int) -> slice:
-    """Return equal parts, the last ones shorter or empty, as torch.chunk makes them.
+def region_of(shape: Sequence[int], part: int, num_parts: int) -> Region:
+    """Return a part of a parameter, as FSDP2 shards it: the last ones are shorter or empty.
 
-    >>> [list(range(5))[rows_of_rank(5, rank, 4)] for rank in range(4)]
+    >>> [list(range(5))[region_of([5], part, 4)[0]] for part in range(4)]
     [[0, 1], [2, 3], [4], []]
     """
-    size = -(-num_rows // world_size)
-    return slice(min(rank * size, num_rows), min((rank + 1) * size, num_rows))
+    dim = choose_shard_dim(shape, num_parts)
+    size = -(-shape[dim] // num_parts)
+    region = [slice(0, length) for length in shape]
+    region[dim] = slice(min(part * size, shape[dim]), min((part + 1) * size, shape[dim]))
+    return tuple(region)
+
+
+def read_region(parts: Sequence[Tensor], shape: Sequence[int], wanted: Region) -> Tensor:
+    """Return a region of a tensor of this shape from all of its parts."""
+    pieces = []
+    for number, part in enumerate(parts):
+        held = region_of(shape, number, len(parts))
+        both = [
+            (max(a.start, b.start) - a.start, min(a.stop, b.stop) - a.start) for a, b in zip(held, wanted, strict=True)
+        ]
+        if all(start < stop for start, stop in both):
+            pieces.append(part[tuple(slice(*ends) for ends in both)])
+    if not pieces:
+        return parts[0].new_empty([one.stop - one.start for one in wanted])
+    return torch.cat(pieces, choose_shard_dim(shape, len(parts)))
 
 
 def to_local(tensor: Tensor) -> Tensor:

@@ -40,8 +40,8 @@ class WeightFiles:
                 found.update({name: file.get_slice(name).get_shape() for name in file.keys()})  # noqa: SIM118
         return {name: _shape(published, found) for name, published in self.published.items()}
 
-    def read(self, name: str, rows: slice | None = None) -> Tensor:
-        """Read a tensor, or these rows of it, to CPU, and close the file: mapped pages would count as our memory."""
+    def read(self, name: str, region: tuple[slice, ...] | None = None) -> Tensor:
+        """Read a tensor, or this region of it, to CPU, and close the file: mapped pages would count as our memory."""
         published, files = self.published[name], {}
         with ExitStack() as opened:
 
@@ -54,12 +54,29 @@ class WeightFiles:
             if not published.is_joined:
                 [[tensor]] = published.experts
                 found: Tensor = (
-                    find(tensor).get_tensor(tensor) if rows is None else find(tensor).get_slice(tensor)[rows]
+                    find(tensor).get_tensor(tensor) if region is None else find(tensor).get_slice(tensor)[region]
                 )
                 return found
-            wanted = published.experts[rows or slice(None)]
-            experts = [torch.cat([find(part).get_tensor(part) for part in expert]) for expert in wanted]
+            wanted, *inner = region or (slice(None),)
+            experts = [
+                _cut([find(part).get_slice(part) for part in parts], inner) for parts in published.experts[wanted]
+            ]
             return torch.stack(experts) if experts else torch.empty(0, *self.shapes()[name][1:])
+
+
+def _cut(parts: Sequence[Any], region: Sequence[slice]) -> Tensor:
+    """Return a region of safetensors' slices, which are joined along their first dimension."""
+    if not region:
+        return torch.cat([part[:] for part in parts])
+    rows, *others = region
+    pieces, offset = [], 0
+    for part in parts:
+        length = part.get_shape()[0]
+        own = slice(max(rows.start - offset, 0), min(rows.stop - offset, length))
+        if own.start < own.stop:
+            pieces.append(part[(own, *others)])
+        offset += length
+    return torch.cat(pieces)
 
 
 def _shape(published: Published, found: dict[str, list[int]]) -> list[int]:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from slurm_rl.config.parallel import divides_heads
 from slurm_rl.config.tasks import TORCHRUN_TASKS
 from slurm_rl.errors import ConfigError
 from slurm_rl.plan.node_groups import groups_for, list_nodes
@@ -20,6 +21,8 @@ if TYPE_CHECKING:  # the node agent has no pydantic
     from slurm_rl.config.run import RunConfig
     from slurm_rl.plan.memory import ModelShape
 
+VARLEN = ("auto", "varlen")
+"""Values of model.attention with which ranks can share rows."""
 _PARTS, _MANY = 8, 1024
 """The policy gets 1 to 7 eighths of the GPUs; of more GPUs 1 to 3 quarters, since placing takes time."""
 
@@ -135,6 +138,22 @@ def _list_offload(config: RunConfig) -> list[str]:
         return [policy.offload]
     can = count_gpus(config) and (policy.backend == "fsdp2" or policy.zero_stage >= 1)
     return ["none", "optimizer"] if can else ["none"]
+
+
+def list_contexts(config: RunConfig, shape: ModelShape) -> list[int]:
+    """Return the sizes of context groups, within a node, if no other layout fits; none if excluded.
+
+    Models with windows must ask for it, since not all of them have an attention that exchanges heads.
+    """
+    policy, groups = config.policy, groups_for(config, "policy")
+    gpus = min((group.gpus_per_node for group in groups), default=config.cluster.gpus_per_node)
+    is_excluded = policy.backend == "deepspeed" or policy.prefix_sharing or config.model.attention not in VARLEN
+    is_other = shape.vision_parameters or shape.num_linear_layers or shape.num_sliding_layers
+    can_be_smaller = (policy.micro_batch_tokens or 0) > config.max_sequence_tokens
+    if policy.context_parallel != "auto" or is_excluded or is_other or can_be_smaller:
+        return []
+    sizes = (size for size in range(2, gpus + 1) if gpus % size == 0)
+    return [size for size in sizes if divides_heads(size, shape.num_heads, shape.num_kv_heads)]
 
 
 def count_gpus(config: RunConfig) -> int:

@@ -80,6 +80,8 @@ class LayoutPlan:
     """rollout.colocate with auto resolved."""
     offload: str = "none"
     """policy.offload with auto resolved."""
+    context_parallel: int = 1
+    """policy.context_parallel with auto resolved."""
     step: StepEstimate | None = None
     """Estimated time of a step."""
     sizes_why: str = ""
@@ -93,6 +95,7 @@ class LayoutPlan:
         """Return the config with these sizes."""
         again, chunk = self.gradient_checkpointing, self.logprob_chunk_tokens
         sizes = {"micro_batch_tokens": self.micro_batch_tokens, "logprob_chunk_tokens": chunk, "offload": self.offload}
+        sizes["context_parallel"] = self.context_parallel
         share = self.gpu_memory_utilization or config.rollout.gpu_memory_utilization
         rollout = {"gpu_memory_utilization": share, "colocate": self.colocate}
         return config.with_values(model={"gradient_checkpointing": again}, policy=sizes, rollout=rollout)

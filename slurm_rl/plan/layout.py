@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from slurm_rl.config.parallel import build_parallel_dims, require_divisible_heads
 from slurm_rl.config.tasks import TORCHRUN_TASKS
 from slurm_rl.errors import ConfigError
-from slurm_rl.plan.candidates import Candidate, list_candidates
+from slurm_rl.plan.candidates import VARLEN, Candidate, list_candidates, list_contexts
 from slurm_rl.plan.fit import Fitting, fill_in, host_memory, list_choices, overflow_gb, search_fitting
 from slurm_rl.plan.gpus import Gpu, find_gpu
 from slurm_rl.plan.job import ActorPlan, LayoutPlan
@@ -49,7 +51,18 @@ def check_context(config: RunConfig, shape: ModelShape | None) -> None:
 
 
 def check_heads(config: RunConfig, shape: ModelShape | None) -> None:
-    """Raise ConfigError if vLLM's attention on CPU has no kernel for the model's head size or number format."""
+    """Raise ConfigError if vLLM's attention on CPU has no kernel for the model's head size or number format.
+
+    Also if the ranks of a context group cannot share the heads.
+    """
+    if config.policy.context > 1 and config.model.attention not in VARLEN:
+        raise ConfigError(
+            "policy.context_parallel needs model.attention=varlen, which auto selects",
+            seen=f"model.attention={config.model.attention}",
+            action="set model.attention=auto, or policy.context_parallel=1",
+        )
+    if shape is not None:
+        require_divisible_heads(config.policy.context, shape.num_heads, shape.num_kv_heads)
     size = shape.head_dim if shape and not shape.kv_lora_rank else None  # latent attention has its own kernel
     is_on_cpu = config.has_engines and config.cluster.accelerator == "cpu"
     if is_on_cpu and shape is not None and shape.num_linear_layers and config.model.dtype != "bfloat16":
@@ -109,6 +122,9 @@ def choose_layout(
         return actors, _finish(Option(first, actors, setting, Fitting(setting, 1.0)), [])
     gpus = {role: find_gpu(config, role) for role in ("policy", "rollout")}
     options = [_try(*one, gpus) for one in settings]
+    for context in list_contexts(config, shape):
+        if not any(option.fitting for option in options):
+            options = [_try(*one, gpus) for one in _share_rows(settings, context)] or options
     fitting = [option for option in options if option.fitting]
     if not fitting:
         raise refuse(min((option.setting for option in options), key=overflow_gb))
@@ -120,8 +136,35 @@ def choose_layout(
 def _place(config: RunConfig, candidate: Candidate, cpus: int | None) -> tuple[ActorPlan, ...]:
     actors = place_actors(candidate.config, cpus, candidate.tensor_parallel_size)
     if not config.external and not config.eval.only:
+        _check_ranks(candidate.config, actors)
         check_idle(Demand(config, list_nodes(config, cpus), candidate.tensor_parallel_size), actors)
     return actors
+
+
+def _check_ranks(config: RunConfig, actors: Sequence[ActorPlan]) -> None:
+    """Raise ConfigError if the ranks of a model cannot be divided as configured, or a context group spans nodes."""
+    for role in ("policy", "critic"):
+        nodes = [actor.node for actor in actors if actor.role == role]
+        dims = build_parallel_dims(config.policy, len(nodes))
+        groups = (nodes[start : start + dims.context] for start in range(0, len(nodes), dims.context))
+        if any(len(set(group)) > 1 for group in groups):
+            raise ConfigError(
+                f"the {role} workers of a context group must be on one node, since they exchange all activations",
+                seen=f"policy.context_parallel={dims.context}, {max(Counter(nodes).values())} workers on a node",
+                action="choose a divisor of them",
+            )
+
+
+def _share_rows(
+    settings: Sequence[tuple[Candidate, tuple[ActorPlan, ...], Setting]], context: int
+) -> Iterator[tuple[Candidate, tuple[ActorPlan, ...], Setting]]:
+    """Yield the layouts with context groups of this size, where their ranks allow it."""
+    values = {"context_parallel": context}
+    for candidate, actors, setting in settings:
+        config = candidate.config.with_values(policy=values)
+        with suppress(ConfigError):
+            _check_ranks(config, actors)
+            yield replace(candidate, config=config), actors, setting.with_(policy=values)
 
 
 def _try(candidate: Candidate, actors: tuple[ActorPlan, ...], setting: Setting, gpus: dict[str, Gpu]) -> Option:
@@ -172,6 +215,7 @@ def _describe(candidate: Candidate, settled: RunConfig, **more: Any) -> LayoutPl
         settled.rollout.gpu_memory_utilization,
         colocate=bool(settled.rollout.colocate),
         offload=policy.offloaded,
+        context_parallel=policy.context,
         **more,
     )
 

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, replace
 
+from slurm_rl.config.parallel import choose_shard_dim
+
 GB = 1e9
 # CUDA graphs of vLLM's batch sizes, up to 512 sequences; a guess, as they depend on kernels.
 _GRAPHS_GB = 1.0
@@ -99,12 +101,21 @@ class ModelShape:
         return sum(rows * columns for rows, columns in self.projections)
 
     def padded_experts(self, num_shards: int) -> float:
-        """Return the factor by which the experts' tensors grow when FSDP pads them: they are cut between experts.
+        """Return the factor by which the experts' tensors grow when FSDP pads them.
 
-        >>> ModelShape(1, 8, 8, 8, 1, 1, 8, True, num_experts=128).padded_experts(96)
-        1.5
+        >>> shape = ModelShape(1, 4096, 8, 8, 1, 1, 8, True, num_experts=128, expert_size=1536)
+        >>> shape.padded_experts(80), shape.padded_experts(256)
+        (1.25, 1.0)
         """
-        return -(-self.num_experts // num_shards) * num_shards / self.num_experts if self.num_expert_layers else 1.0
+        experts = self.num_experts
+        across = not self.num_expert_layers or self.shards_across_experts(num_shards)
+        return 1.0 if across else -(-experts // num_shards) * num_shards / experts
+
+    def shards_across_experts(self, num_shards: int) -> bool:
+        """Return whether FSDP shards the experts along their width, which takes a copy of a layer as it is gathered."""
+        experts, width, hidden = self.num_experts, self.expert_size, self.hidden_size
+        shapes = ([experts, 2 * width, hidden], [experts, hidden, width])
+        return bool(self.num_expert_layers) and all(choose_shard_dim(shape, num_shards) for shape in shapes)
 
     @property
     def expert_parameters(self) -> int:

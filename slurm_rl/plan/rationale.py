@@ -72,6 +72,7 @@ def _explain_sizes(config: RunConfig, plan: JobPlan) -> Reason:
     parts = [f"micro-batches of {layout.micro_batch_tokens} tokens"]
     parts += ["gradient checkpointing"] if layout.gradient_checkpointing else []
     parts += [f"logits of {layout.logprob_chunk_tokens} tokens at once"] if layout.logprob_chunk_tokens else []
+    parts += [f"context_parallel={layout.context_parallel}"] if layout.context_parallel > 1 else []
     parts += [f"offload={layout.offload}"] if layout.offload != "none" else []
     if not plan.gpus_per_node:
         why = "the default without GPUs" if config.policy.micro_batch_tokens is None else "as set"

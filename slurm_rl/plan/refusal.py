@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from slurm_rl.errors import ConfigError
+from slurm_rl.plan.candidates import list_contexts
 from slurm_rl.plan.fit import CHUNK_TOKENS, find_fitting, find_misfit, list_choices, list_micro_batches
 from slurm_rl.plan.policy_memory import PolicyMemory
 from slurm_rl.plan.setting import Setting
@@ -61,6 +62,10 @@ def _list_changes(setting: Setting) -> Iterator[tuple[str, Setting]]:
         if setting.colocated:
             share = percent / 100
             yield f"rollout.gpu_memory_utilization={share}", setting.with_(rollout={"gpu_memory_utilization": share})
+    if policy.context_parallel != "auto":
+        for size in list_contexts(setting.config.with_values(policy={"context_parallel": "auto"}), setting.shape):
+            if size > policy.context and setting.num_workers["policy"] % (size * policy.num_replicas) == 0:
+                yield f"policy.context_parallel={size}", setting.with_(policy={"context_parallel": size})
     is_zero, stages = policy.backend == "deepspeed", {"optimizer": 1, "all": 3}
     if is_zero and policy.zero_stage < 3:
         yield "policy.zero_stage=3", setting.with_(policy={"zero_stage": 3})

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from slurm_rl.config.judge import SERVER_SHARE
-from slurm_rl.config.parallel import HELD_GRADIENTS, build_parallel_dims
+from slurm_rl.config.parallel import HELD_GRADIENTS, ParallelDims, build_parallel_dims
 from slurm_rl.errors import ConfigError
 from slurm_rl.plan.job import ActorPlan
 from slurm_rl.plan.memory import GB, EngineLoad, EngineMemory, ModelShape, ServiceMemory, estimate_engine
@@ -36,10 +36,10 @@ DEFAULT_CONTEXT_TOKENS = 32768
 def policy_memory(config: RunConfig, shape: ModelShape, reference: ModelShape, num_workers: int) -> PolicyMemory:
     """Estimate a policy worker with the reference and critic that share its GPU."""
     estimate = estimate_critic if config.task == "rm" else estimate_policy
-    memory = estimate(shape, _load(config, num_workers))
+    dims = build_parallel_dims(config.policy, num_workers)
+    memory = estimate(shape, _load(config, dims))
     if config.policy_holds_reference:
-        num_parts = build_parallel_dims(config.policy, num_workers).shard
-        memory = with_frozen_model(memory, reference, bytes_per_value(config), num_parts)
+        memory = with_frozen_model(memory, reference, bytes_per_value(config), dims.num_parts)
     if config.has_critic and not config.critic.is_dedicated:
         memory = with_second_model(memory)
     return memory
@@ -47,14 +47,14 @@ def policy_memory(config: RunConfig, shape: ModelShape, reference: ModelShape, n
 
 def critic_memory(config: RunConfig, shape: ModelShape, num_workers: int) -> PolicyMemory:
     """Estimate a worker of a dedicated critic; its reward model is assumed to have the same shape."""
-    memory = estimate_critic(shape, _load(config, num_workers))
+    memory = estimate_critic(shape, _load(config, build_parallel_dims(config.policy, num_workers)))
     reward = config.reward.model
     return with_frozen_model(memory, shape, 2 if reward.dtype == "bfloat16" else 4) if reward.beside_critic else memory
 
 
 def reference_memory(config: RunConfig, shape: ModelShape) -> PolicyMemory:
     """Estimate a worker of a dedicated, unsharded reference model."""
-    return estimate_frozen(shape, _load(config, 1))
+    return estimate_frozen(shape, _load(config, ParallelDims(1, 1)))
 
 
 def engine_memory(config: RunConfig, shape: ModelShape, size: int) -> EngineMemory:
@@ -87,14 +87,14 @@ def bytes_per_value(config: RunConfig) -> int:
     return 2 if config.model.dtype == "bfloat16" else 4
 
 
-def _load(config: RunConfig, num_workers: int) -> PolicyLoad:
+def _load(config: RunConfig, dims: ParallelDims) -> PolicyLoad:
     return PolicyLoad(
         backend=config.policy.backend,
         zero_stage=config.policy.zero_stage,
-        num_workers=num_workers,
+        num_workers=dims.num_parts if config.policy.backend == "fsdp2" else dims.num_ranks,
         bytes_per_value=bytes_per_value(config),
         gradient_checkpointing=config.model.gradient_checkpointing is True,
-        micro_batch_tokens=config.policy.micro_batch_tokens or DEFAULT_MICRO_BATCH_TOKENS,
+        micro_batch_tokens=-(-(config.policy.micro_batch_tokens or DEFAULT_MICRO_BATCH_TOKENS) // dims.context),
         offload=config.policy.offloaded,
         lora_rank=None if config.model.lora is None else config.model.lora.max_rank,
         logit_rows=config.policy.chunk_tokens,

@@ -164,8 +164,9 @@ def _logprobs_s(setting: Setting, gpu: Gpu, work: Workload) -> float:
 
 def _pass_s(setting: Setting, gpu: Gpu, compute: float, moved: float, tokens: float) -> float:
     """Return the seconds of passes over `tokens` of a rank: its FLOPs, or the weights that each micro-batch moves."""
-    config, world = setting.config, setting.num_workers["policy"]
-    size = config.policy.micro_batch_tokens or 1
+    config = setting.config
+    world = setting.num_workers["policy"] // config.policy.num_replicas
+    size = (config.policy.micro_batch_tokens or 1) / config.policy.context
     rate = gpu.tflops * 1e12 * gpu.train_share * size / (size + _FULL_TOKENS)
     rate *= _EXPERT_SHARE if setting.shape.num_experts > 1 else 1
     rate /= 2 if config.model.dtype == "float32" else 1
@@ -181,7 +182,7 @@ def _update_s(setting: Setting, gpu: Gpu) -> float:
     config, shape = setting.config, setting.shape
     lora = config.model.lora
     trained = shape.num_parameters if lora is None else shape.adapter_parameters(lora.max_rank)
-    part = trained / setting.num_workers["policy"] / GB
+    part = trained / (setting.num_workers["policy"] // config.policy.num_replicas) / GB
     if config.policy.offload == "all":
         return 28 * part * max(1, config.cluster.gpus_per_node) / _CPU_ADAM_GB_S
     moved = 16 * part / _HOST_GB_S if config.policy.offload == "optimizer" else 0.0

@@ -21,10 +21,12 @@ class PolicyLoad:
     """`fsdp2` or `deepspeed`."""
     zero_stage: int
     num_workers: int
+    """Ranks that share the states: all of DeepSpeed's, or those of a replica."""
     bytes_per_value: int
     """2 for bfloat16, 4 for float32."""
     gradient_checkpointing: bool
     micro_batch_tokens: int
+    """Tokens of a micro-batch on each rank."""
     offload: str = "none"
     """State kept in host memory: `none`, `optimizer` or `all`."""
     lora_rank: int | None = None
@@ -103,6 +105,7 @@ def fsdp2_states(shape: ModelShape, load: PolicyLoad, trained: int, frozen: int)
         largest = max(_MOMENT_BUCKET, shape.largest_tensor / load.num_workers)
         moments, update = 0, min(moments, 2 * 8 * largest)
     whole = size * load.shares_parameters
+    copy = block if shape.shards_across_experts(load.num_workers) else 0
     shares = load.shares_parameters * (not frozen)
     return States(
         weights=weights,
@@ -113,7 +116,7 @@ def fsdp2_states(shape: ModelShape, load: PolicyLoad, trained: int, frozen: int)
         left=shape.embedding_parameters * whole,
         gathered=(shape.embedding_parameters + 2 * block) * whole,
         bucket=0,
-        later=max(shape.embedding_parameters, block) * whole,
+        later=(max(shape.embedding_parameters, block) + copy) * whole,
         block_reduction=block * 4 * shares,
         block_gradients=shape.layer_parameters * size * shares,
         # A single rank copies them.

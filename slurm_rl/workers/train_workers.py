@@ -167,7 +167,7 @@ class ReferenceWorker(ReferenceHolder):
 
         if num_threads is not None:
             torch.set_num_threads(num_threads)
-        self.config = config
+        self.config = config.with_values(policy={"num_replicas": 1, "context_parallel": 1})  # a whole model
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
     def ready(self) -> bool:
@@ -180,6 +180,7 @@ class WorkerGroup:
     Args:
         name: `policy` or `critic`, for errors.
         prefix_sharing: workers compute the prompt of neighbours once, so neighbours stay together.
+        context: so many neighbouring workers share the tokens of each micro-batch.
     """
 
     def __init__(
@@ -190,10 +191,11 @@ class WorkerGroup:
         timeout_s: float,
         name: str,
         prefix_sharing: bool = False,
+        context: int = 1,
     ) -> None:
         self.cluster, self.workers, self.name = cluster, workers, name
         self.micro_batch_tokens, self.timeout_s = micro_batch_tokens, timeout_s
-        self.prefix_sharing = prefix_sharing
+        self.prefix_sharing, self.context = prefix_sharing, context
         self.packed = True
         """Whether several sequences share a row; otherwise padding counts in the budget of a micro-batch."""
 
@@ -207,12 +209,12 @@ class WorkerGroup:
 
     def train(self, method: str, sequences: Sequence[TrainSequence], *args: Any) -> dict[str, float]:
         """Take one optimizer step on all ranks; return its totals."""
-        totals: dict[str, float] = self._gather(method, [(share, *args) for share in self.spread(sequences)])[0]
+        totals: dict[str, float] = self._call_groups(method, self.spread(sequences), *args)[0]
         return totals
 
     def compute(self, method: str, sequences: Sequence[TrainSequence]) -> list[FloatArray]:
         """Run `method` on all ranks; return one [num_trained] float32 array per sequence, in input order."""
-        results = self._gather(method, [(share,) for share in self.spread(sequences)])
+        results = self._call_groups(method, self.spread(sequences))
         found: list[Any] = [None] * len(sequences)
         indices, arrays = (itertools.chain(*itertools.chain(*parts)) for parts in (self._places(sequences), results))
         for index, array in zip(indices, arrays, strict=True):
@@ -229,7 +231,7 @@ class WorkerGroup:
         return found
 
     def spread(self, sequences: Sequence[TrainSequence]) -> list[list[list[TrainSequence]]]:
-        """Micro-batches by rank."""
+        """Micro-batches by rank, or group of ranks that share them."""
         return [[[sequences[i] for i in batch] for batch in share] for share in self._places(sequences)]
 
     def note_rows(self, checks: Sequence[RowCheck]) -> RowCheck:
@@ -237,6 +239,11 @@ class WorkerGroup:
         worst = min(checks, key=lambda check: check.packed)
         self.packed = self.packed and worst.packed
         return worst
+
+    def _call_groups(self, method: str, shares: Sequence[Any], *args: Any) -> list[Any]:
+        """Return one result per share; all workers of a group return the same."""
+        calls = [(share, *args) for share in shares for _ in range(self.context)]
+        return self._gather(method, calls)[:: self.context]
 
     def _gather(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         calls = [
@@ -249,7 +256,7 @@ class WorkerGroup:
 
     def _places(self, sequences: Sequence[TrainSequence]) -> list[list[list[int]]]:
         lengths = [len(sequence.token_ids) for sequence in sequences]
-        num_parts = len(self.workers)
+        num_parts = len(self.workers) // self.context
         if not self.prefix_sharing:
             return distribute(lengths, num_parts, self.micro_batch_tokens, padded=not self.packed)
         units, tokens = unite(lengths, count_shared(sequences), self.micro_batch_tokens)

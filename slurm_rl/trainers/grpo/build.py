@@ -249,7 +249,9 @@ def start_critic(cluster: Cluster, config: RunConfig) -> Critic | None:
 def _group(cluster: Cluster, config: RunConfig, name: str, workers: Sequence[Actor]) -> WorkerGroup:
     prefix_sharing = config.policy.prefix_sharing and name != "critic"
     micro_batch_tokens, timeout_s = cluster.plan.layout.micro_batch_tokens, config.trainer.step_timeout_s
-    return WorkerGroup(cluster, workers, micro_batch_tokens, timeout_s, name, prefix_sharing)
+    # A reference on GPUs of its own is a whole model on each.
+    context = 1 if name == "reference" and config.reference.num_workers else config.policy.context
+    return WorkerGroup(cluster, workers, micro_batch_tokens, timeout_s, name, prefix_sharing, context)
 
 
 def _actors(cluster: Cluster, role: str) -> list[ActorPlan]:

@@ -52,7 +52,6 @@ class SupervisedLoop:
         self.config, self.run_dir, self.objective, self.engine = config, run, objective, engine
         self.saver, self.metrics, self.stop, self.budget = saver, metrics, stop, budget
         self.add_reference = add_reference
-        self.rank, self.num_ranks = distributed.get_rank(), distributed.get_world_size()
         self.order = PromptOrder(len(objective.train), config.seed)
         self.num_steps = count_steps(config.supervised, len(objective.train))
         self.state = LoopState()
@@ -113,8 +112,9 @@ class SupervisedLoop:
 
     def share_of(self, examples: Sequence[Example]) -> MicroBatches:
         """Return this rank's micro-batches."""
-        shares = deal(examples, self.num_ranks, self.budget, packed=self.engine.rows.packed)
-        batches = micro_batches_of(examples, shares[self.rank])
+        meshes = self.engine.meshes
+        shares = deal(examples, meshes.dims.num_data, self.budget, packed=self.engine.rows.packed)
+        batches = micro_batches_of(examples, shares[meshes.data_rank])
         return self.add_reference(batches) if self.add_reference else batches
 
     def evaluate_if_due(self) -> None:
@@ -182,5 +182,5 @@ class SupervisedLoop:
         self.state.num_metric_rows += 1
 
     def event(self, kind: str, **fields: object) -> None:
-        if self.rank == 0:
+        if distributed.get_rank() == 0:
             append_event(self.run_dir, kind, **fields)

@@ -155,12 +155,14 @@ def add_cached_logprobs(examples: Sequence[Example], engine: PolicyEngine, budge
 def compute_logprobs(examples: Sequence[Example], engine: PolicyEngine, budget: int) -> list[FloatArray]:
     """Return the policy's logprobs of the trained tokens, one array per sequence, on every rank."""
     found: list[FloatArray] = []
+    meshes = engine.meshes
     for start in range(0, len(examples), _CHUNK):
         chunk = examples[start : start + _CHUNK]
-        shares = deal(chunk, distributed.get_world_size(), budget, packed=engine.rows.packed)
-        answers = engine.compute_logprobs(micro_batches_of(chunk, shares[distributed.get_rank()]))
+        shares = deal(chunk, meshes.dims.num_data, budget, packed=engine.rows.packed)
+        answers = engine.compute_logprobs(micro_batches_of(chunk, shares[meshes.data_rank]))
         by_example: dict[int, list[FloatArray]] = {}
-        for mine, arrays in zip(shares, distributed.gather_objects(answers), strict=True):
+        gathered = distributed.gather_objects(answers)[:: meshes.dims.context]
+        for mine, arrays in zip(shares, gathered, strict=True):
             for batch, values in zip(mine, arrays, strict=True):
                 left = iter(values)
                 for index in batch:

@@ -4,10 +4,11 @@ from typing import get_args, get_type_hints
 import pytest
 from pydantic import ValidationError
 
-from slurm_rl.config.parallel import ParallelDims, build_parallel_dims
+from slurm_rl.config.parallel import ParallelDims, build_parallel_dims, require_divisible_heads
 from slurm_rl.config.run import RunConfig
 from slurm_rl.config.section import Section
 from slurm_rl.config.train import PolicyConfig
+from slurm_rl.errors import ConfigError
 
 
 def sections(model: type[Section]) -> set[type[Section]]:
@@ -40,9 +41,24 @@ def test_parallel_dims_shard_like_backend(num_ranks: int, backend: str, stage: i
     fields = {"backend": backend} | ({"zero_stage": stage} if backend == "deepspeed" else {})
     dims = build_parallel_dims(PolicyConfig.model_validate(fields), num_ranks)
     assert (dims.shard, dims.replicate) == ((num_ranks, 1) if is_sharded else (1, num_ranks))
-    assert math.prod(dims.mesh_shape.values()) == num_ranks
+    assert dims.num_ranks == num_ranks
 
 
-def test_mesh_shape_has_dimensions_above_one() -> None:
-    assert ParallelDims(2, 4, context=2).mesh_shape == {"replicate": 2, "shard": 4, "context": 2}
-    assert ParallelDims(1, 1).mesh_shape == {"shard": 1}
+def test_parallel_dims_that_do_not_divide_ranks_are_refused() -> None:
+    assert build_parallel_dims(PolicyConfig(num_replicas=2), 8) == ParallelDims(2, 4)
+    assert build_parallel_dims(PolicyConfig(num_replicas=2, context_parallel=2), 8) == ParallelDims(2, 2, 2)
+    with pytest.raises(ConfigError, match=r"must divide the number of policy workers; got 2 \* 2 with 6 workers"):
+        build_parallel_dims(PolicyConfig(num_replicas=2, context_parallel=2), 6)
+
+
+@pytest.mark.parametrize(("context", "kv_heads"), [(8, 2), (2, 8), (4, 4), (1, 3)])
+def test_context_ranks_may_share_or_repeat_heads(context: int, kv_heads: int) -> None:
+    require_divisible_heads(context, 8, kv_heads)
+
+
+@pytest.mark.parametrize(("context", "heads", "kv_heads"), [(3, 8, 8), (16, 8, 8), (4, 12, 6)])
+def test_heads_that_context_ranks_cannot_share_are_refused(context: int, heads: int, kv_heads: int) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"got {heads} and {kv_heads} heads over {context} ranks.*choose one of 1, 2"
+    ):
+        require_divisible_heads(context, heads, kv_heads)

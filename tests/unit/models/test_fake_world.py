@@ -13,6 +13,7 @@ FEW_LAYERS: list[tuple[str, int, int, int, dict[str, Any]]] = [
     ("7B", 8, 2, 8192, {"gradient_checkpointing": False}),
     ("Qwen3-4B", 8, 3, 32768, {"offload": "optimizer"}),
     ("30B-A3B", 256, 3, 32768, {}),
+    ("70B", 64, 3, 131072, {"context_parallel": 8}),
 ]
 MORE_FEW_LAYERS: list[tuple[str, int, int, int, dict[str, Any]]] = [
     ("1.5B", 8, 2, 8192, {"logprob_chunk_tokens": None}),
@@ -20,6 +21,9 @@ MORE_FEW_LAYERS: list[tuple[str, int, int, int, dict[str, Any]]] = [
     ("70B", 64, 4, 4096, {}),
     ("Qwen3-4B", 8, 3, 32768, {"gradient_checkpointing": False}),
     ("30B-A3B", 16, 3, 16384, {"gradient_checkpointing": False, "offload": "optimizer"}),
+    ("8B", 16, 4, 131072, {"context_parallel": 4, "gradient_checkpointing": False}),
+    ("Qwen3-4B", 16, 4, 131072, {"context_parallel": 16}),
+    ("30B-A3B", 16, 3, 131072, {"context_parallel": 8}),
     ("gpt-oss-120b", 32, 4, 16384, {}),
     ("gpt-oss-120b", 32, 4, 8192, {"gradient_checkpointing": False}),
 ]
@@ -45,6 +49,6 @@ def test_phase_memory_of_more_settings_matches_plan(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "ranks", "tokens"), ROWS)
-def test_phase_memory_of_full_model_matches_plan(name: str, ranks: int, tokens: int) -> None:
-    require_close(compare(name, ranks, tokens))
+@pytest.mark.parametrize(("name", "ranks", "tokens", "context"), ROWS)
+def test_phase_memory_of_full_model_matches_plan(name: str, ranks: int, tokens: int, context: int) -> None:
+    require_close(compare(name, ranks, tokens, context_parallel=context))

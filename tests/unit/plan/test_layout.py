@@ -15,8 +15,10 @@ from slurm_rl.plan.parse_shape import parse_shape
 from slurm_rl.plan.policy_memory import estimate_policy
 from slurm_rl.plan.training_states import PolicyLoad
 
-SHAPES = {name: find_known(name) for name in ("Qwen/Qwen2.5-7B", "Qwen/Qwen2.5-1.5B", "meta-llama/Meta-Llama-3-70B")}
-QWEN25_7B, QWEN25_1_5B, LLAMA3_70B = (shape for shape in SHAPES.values() if shape is not None)
+NAMES = ("Qwen/Qwen2.5-7B", "Qwen/Qwen2.5-1.5B", "meta-llama/Meta-Llama-3-70B", "meta-llama/Llama-3.1-70B")
+SHAPES = {name: find_known(name) for name in NAMES}
+QWEN25_7B, QWEN25_1_5B, LLAMA3_70B, LLAMA31_70B = (shape for shape in SHAPES.values() if shape is not None)
+LONG = ["cluster.num_nodes=8", "rollout.max_tokens=130048"]
 H100 = [
     "+exp=demo",
     "+cluster=nvidia_h100",
@@ -109,6 +111,11 @@ def test_layout_fills_in_open_sizes() -> None:
         (QWEN25_7B, ["rollout.tensor_parallel_size=8"], ["28 heads over 8 GPUs", "1, 2, 4"]),
         (QWEN25_7B, ["policy.micro_batch_tokens=400000"], ["GB >", "400000"]),
         (LLAMA3_70B, ["rollout.max_tokens=8192"], ["1024 + 8192 > 8192"]),
+        (LLAMA31_70B, [*LONG, "policy.context_parallel=1"], ["micro-batches of 131072", "context_parallel=8"]),
+        (LLAMA31_70B, [*LONG, "policy.context_parallel=5"], ["64 and 8 heads over 5 ranks", "1, 2, 4, 8, 16"]),
+        (LLAMA31_70B, [*LONG, "policy.context_parallel=16"], ["context_parallel=16, 8 workers on a node"]),
+        (LLAMA31_70B, [*LONG, "policy.context_parallel=8", "model.attention=sdpa"], ["model.attention=sdpa"]),
+        (LLAMA31_70B, ["policy.num_replicas=3"], ["must divide", "3 * 1 with"]),
     ],
 )
 def test_oversized_layout_is_refused_with_both_numbers(shape: ModelShape, words: list[str], numbers: list[str]) -> None:
@@ -154,6 +161,21 @@ def test_change_named_by_refusal_fits(shape: ModelShape, words: list[str]) -> No
     kept = [word for word in words if word.partition("=")[0] != change.partition("=")[0]]
     layout = plan_of(shape, *kept, change).layout
     assert layout.policy is not None and max(layout.policy.phases_gb.values()) <= 80, change
+
+
+def test_long_sequences_share_rows_and_fit() -> None:
+    layout = plan_of(LLAMA31_70B, *LONG).layout
+    assert layout.context_parallel == 8 and layout.micro_batch_tokens == 131072
+    assert layout.policy is not None and layout.policy.total_gb <= 72
+    assert layout.fill_in(load_config(H100)).policy.context == 8
+    assert plan_of(LLAMA31_70B, "cluster.num_nodes=8").layout.context_parallel == 1
+
+
+def test_replicas_hold_more_states() -> None:
+    words = ["cluster.num_nodes=4", "policy.num_workers=16", "rollout.colocate=false", "policy.offload=none"]
+    whole, replicas = (plan_of(QWEN25_7B, *words, f"policy.num_replicas={n}").layout.policy for n in (1, 2))
+    assert whole is not None and replicas is not None
+    assert replicas.optimizer_gb == pytest.approx(2 * whole.optimizer_gb)
 
 
 def test_layout_recomputes_only_if_memory_requires() -> None:

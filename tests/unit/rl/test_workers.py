@@ -8,8 +8,11 @@ import ray
 
 import slurm_rl
 from slurm_rl.algorithms.sequences import TrainSequence
+from slurm_rl.config.load import load_config
+from slurm_rl.config.parallel import ParallelDims, build_parallel_dims
 from slurm_rl.workers.ray_driver import Actor, Cluster
-from slurm_rl.workers.train_workers import WorkerGroup
+from slurm_rl.workers.train_workers import ReferenceWorker, WorkerGroup
+from tests.unit.rl.fake_ray import FakeCluster, actors_of
 
 NOBODY: Any = None
 
@@ -34,6 +37,36 @@ def test_groups_stay_together_and_micro_batches_within_budget(num_workers: int) 
     assert all(batch.count(group) == 4 for batch in groups for group in batch)
     # 20 + 4 * 5 tokens per group instead of 4 * 25: a batch fits two groups, or three separate sequences.
     assert max(len(share) for share in shared) < max(len(share) for share in apart)
+
+
+class Rank:
+    """Stand-in of a policy worker: its logprobs are the numbers of the sequences, and it records its calls."""
+
+    def __init__(self) -> None:
+        self.seen: list[list[int]] = []
+
+    def logprobs(self, batches: list[list[TrainSequence]]) -> list[list[Any]]:
+        self.seen.append([int(item.token_ids[0]) for batch in batches for item in batch])
+        return [[item.token_ids[:1] for item in batch] for batch in batches]
+
+    def train(self, batches: list[list[TrainSequence]]) -> dict[str, float]:
+        return {"loss": float(sum(len(batch) for batch in batches))}
+
+
+def test_ranks_of_context_group_get_same_sequences() -> None:
+    ranks = [Rank() for _ in range(4)]
+    cluster: Any = FakeCluster()
+    group = WorkerGroup(cluster, actors_of("policy", *ranks), 30, 1.0, "policy", context=2)
+    sequences = build_groups(6, 1, prompt=4, completion=5)
+    assert [int(found[0]) for found in group.compute("logprobs", sequences)] == list(range(6))
+    assert ranks[0].seen == ranks[1].seen and ranks[2].seen == ranks[3].seen
+    assert sorted(ranks[0].seen[0] + ranks[2].seen[0]) == list(range(6))
+    assert group.train("train", sequences) == {"loss": 3.0}
+
+
+def test_reference_with_own_gpus_is_whole() -> None:
+    config = load_config(["+exp=demo", "policy.context_parallel=2", "policy.num_replicas=2"])
+    assert build_parallel_dims(ReferenceWorker(config, None).config.policy, 1) == ParallelDims(1, 1)
 
 
 def test_actors_import_code_of_driver_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
