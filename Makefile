@@ -124,7 +124,7 @@ test-fake-gpu: $(VENV)/.dev
 	code=$$(git ls-files -s $(GPU_CODE) | sha256sum); \
 	if [ "$$code" = "$$(cat $(PASSED) 2> /dev/null)" ]; then echo 'fake GPUs: unchanged since the last pass'; exit; fi; \
 	PYTHONPATH=. $(GPU_VENV)/bin/python -m tests.fake_gpu.build && GPU_VENV=$(realpath $(GPU_VENV)) \
-	$(BIN)/python -m pytest -m slow tests/fake_gpu -k 'device or SFT or colocated' && echo "$$code" > $(PASSED)
+	$(BIN)/python -m pytest -m slow tests/fake_gpu -k 'device or SFT or (GRPO and colocated)' && echo "$$code" > $(PASSED)
 
 # Write the locks; for CPU from the installed packages. Run it after a change of pyproject.toml.
 lock: $(VENV)/.dev

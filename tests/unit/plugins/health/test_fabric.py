@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from benchmarks import preflight
 from slurm_rl.plan.job import NODE_VARIABLE
-from slurm_rl.plugins.health import fabric_node
+from slurm_rl.plugins.health import fabric_node, fabric_rank
 from slurm_rl.plugins.health.fabric import ON_CPUS, ON_GPUS, Scale, judge_compute, judge_fabric, judge_pairs, pair_up
 from slurm_rl.plugins.health.script import FABRIC, parse_outputs
 from slurm_rl.run_dir.run_dir import RunDir, write_json
@@ -154,3 +154,22 @@ def test_benchmark_judges_simulated_nodes(monkeypatch: pytest.MonkeyPatch, capsy
     preflight.main()
     two, three = capsys.readouterr().out.splitlines()
     assert "2 nodes: " in two and "3 nodes: " in three
+
+
+@pytest.mark.parametrize(("call_s", "sizes"), [(0.0, [256]), (1e9, [256, 512])])
+def test_slow_device_multiplies_smaller_matrices(
+    call_s: float, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without this a device that computes at a CPU's speed gave no answer in time."""
+    monkeypatch.setattr(fabric_rank, "_CALL_S", call_s)
+    monkeypatch.setattr(fabric_rank, "_ON_CPU", fabric_rank.Sizes(1024, 0.001, 2**20, 1))
+    seen: list[int] = []
+    time_one = fabric_rank.Rank._time
+
+    def record(rank: fabric_rank.Rank, call: Callable[..., object], *args: Any) -> float:
+        seen.append(len(args[0]))
+        return time_one(rank, call, *args)
+
+    monkeypatch.setattr(fabric_rank.Rank, "_time", record)
+    found = fabric_rank.Rank(fabric_rank.RankSpec(0, 1, False, "")).compute()
+    assert seen == sizes and found["is_same"] and found["tflops"] > 0
