@@ -28,7 +28,7 @@ def compute_token_logprobs(
     Returns:
         logprobs [N] float32, differentiable, and entropy [N] float32.
     """
-    scaled = _over(logits, temperature)
+    scaled = divide(logits, temperature)
     chosen = scaled.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
     entropy = _differentiate_entropy(scaled) if entropy_gradient else _compute_entropy(scaled)
     return chosen - torch.logsumexp(scaled, dim=-1), entropy
@@ -41,12 +41,12 @@ def compute_token_hits(
 
     Greedy decoding produces a sequence exactly if all its tokens are hits.
     """
-    scaled = _over(logits, temperature)
+    scaled = divide(logits, temperature)
     chosen = scaled.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
     return chosen - torch.logsumexp(scaled, dim=-1), (scaled.argmax(-1) == targets).float()
 
 
-def _over(logits: Tensor, temperature: Temperature) -> Tensor:
+def divide(logits: Tensor, temperature: Temperature) -> Tensor:
     """Return [N, V] float32."""
     return logits.float() / (temperature.unsqueeze(-1) if isinstance(temperature, Tensor) else temperature)
 

@@ -1,19 +1,18 @@
 """Compute the head in float32, also in chunks that never hold the logits of all tokens.
 
 A logit of 20 in bfloat16 is a multiple of 1/8. Products of bfloat16 numbers are exact in float32, so the weights need
-no
-second copy.
+no second copy.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
-from slurm_rl.algorithms.logprobs import Temperature, compute_token_logprobs
+from slurm_rl.algorithms.logprobs import Temperature, compute_token_logprobs, divide
 
 # Rows of the weights that exist in float32 at once, where no kernel mixes the two types.
 _CAST_ROWS = 8192
@@ -82,6 +81,103 @@ _BENDS: dict[str, tuple[Bend, float | None]] = {
 }
 
 
+@dataclass(frozen=True)
+class _ChunkReader:
+    """Computes logprobs and a second measure, and their gradients, from one chunk of logits at a time.
+
+    Autograd over checkpointed chunks would keep several copies of a chunk and add up a weight gradient per chunk.
+    """
+
+    head: Any
+    bend: Callable[[Tensor], Tensor]
+    targets: Tensor
+    temperature: Temperature
+    chunk_tokens: int
+    measure: Callable[..., tuple[Tensor, Tensor]]
+    entropy_gradient: bool
+
+    def slices(self) -> Iterator[tuple[slice, Temperature]]:
+        for start in range(0, len(self.targets), self.chunk_tokens):
+            rows = slice(start, start + self.chunk_tokens)
+            heat = self.temperature
+            yield rows, heat[rows] if isinstance(heat, Tensor) else heat
+
+    def read(self, hidden: Tensor) -> Tensor:
+        """[N, H] -> [N, 2]."""
+        parts = [hidden.new_zeros(0, 2, dtype=torch.float32)]
+        for rows, heat in self.slices():
+            logits = self.bend(apply_head(self.head, hidden[rows]))
+            measured = self.measure(logits, self.targets[rows], heat, entropy_gradient=self.entropy_gradient)
+            parts.append(torch.stack(measured, dim=-1))
+        return torch.cat(parts)
+
+    def differentiate(self, hidden: Tensor, rows: slice, heat: Temperature, gradient: Tensor) -> Tensor:
+        """Return the gradient [n, V] float32 of the logits of a chunk, by that of its measures [n, 2]."""
+        logits = apply_head(self.head, hidden[rows])
+        with torch.enable_grad():
+            scaled = divide(self.bend(logits.requires_grad_()), heat)
+        of_logprob, of_entropy = gradient.unsqueeze(-1).unbind(1)
+        if self.entropy_gradient:
+            log_p = scaled.detach().log_softmax(-1)
+            p = log_p.exp()
+            log_p.masked_fill_(log_p.isneginf(), 0.0)
+            entropy = -(p * log_p).sum(-1, keepdim=True)
+            of_scaled = p.mul_(log_p.add_(entropy).mul_(of_entropy).add_(of_logprob)).neg_()
+        else:
+            of_scaled = scaled.detach().softmax(-1).mul_(-of_logprob)
+        of_scaled.scatter_add_(-1, self.targets[rows].unsqueeze(-1), of_logprob)
+        return torch.autograd.grad(scaled, logits, of_scaled)[0]
+
+
+class _ReadChunks(torch.autograd.Function):
+    """`_ChunkReader.read` with a backward that computes each chunk of logits again."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, reader: _ChunkReader) -> Tensor:
+        # Not the weight: a sharded one is gathered again before the backward, and is then read from the head.
+        ctx.save_for_backward(hidden)
+        ctx.reader = reader
+        return reader.read(hidden)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        [hidden] = ctx.saved_tensors
+        reader, (needs_hidden, needs_weight, needs_bias, _) = ctx.reader, ctx.needs_input_grad
+        weight, is_whole = reader.head.weight, reader.chunk_tokens >= len(hidden)
+        of_hidden = torch.empty_like(hidden) if needs_hidden else None
+        # The sum over chunks is float32: in bfloat16 it would lose digits with each chunk.
+        sum_type = weight.dtype if is_whole else torch.float32
+        of_weight: Tensor | None = None
+        of_bias = torch.zeros_like(weight[:, 0], dtype=torch.float32) if needs_bias else None
+        for rows, heat in reader.slices():
+            of_logits = reader.differentiate(hidden, rows, heat, gradient[rows])
+            if of_bias is not None:
+                of_bias += of_logits.sum(0)
+            of_logits = of_logits.to(hidden.dtype)
+            if of_hidden is not None:
+                torch.mm(of_logits, weight, out=of_hidden[rows])
+            if needs_weight:
+                # Not before the logits of a single chunk are free.
+                of_weight = torch.zeros_like(weight, dtype=sum_type) if of_weight is None else of_weight
+                _add_product(of_weight, of_logits.t(), hidden[rows])
+            del of_logits  # before the next chunk's logits
+        if needs_weight and of_weight is None:  # no rows: other ranks wait for a gradient
+            of_weight = torch.zeros_like(weight)
+        found = (one if one is None else one.to(weight.dtype) for one in (of_weight, of_bias))
+        return of_hidden, *found, None
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add `left @ right` to `total`."""
+    if left.dtype == total.dtype:
+        total.addmm_(left, right)
+    elif left.is_cuda:
+        total += torch.mm(left, right, out_dtype=torch.float32)
+    else:
+        for part, rows in zip(total.split(_CAST_ROWS), left.split(_CAST_ROWS), strict=True):
+            part.addmm_(rows.float(), right.float())
+
+
 @contextlib.contextmanager
 def chunked_head(
     module: Any,
@@ -103,20 +199,11 @@ def chunked_head(
     """
     head = find_head(module)
     with _without_bends(module) as bend:
-
-        def compute(hidden: Tensor, wanted: Tensor, heat: Temperature) -> Tensor:
-            logits = bend(apply_head(head, hidden))
-            return torch.stack(measure(logits, wanted, heat, entropy_gradient=entropy_gradient), dim=-1)
+        reader = _ChunkReader(head, bend, targets, temperature, chunk_tokens, measure, entropy_gradient)
 
         def forward(hidden: Tensor) -> Tensor:
-            wanted = targets.split(chunk_tokens)
-            heats: Sequence[Temperature] = [temperature] * len(wanted)
-            if isinstance(temperature, Tensor):
-                heats = temperature.split(chunk_tokens)
-            chunks = zip(hidden[0].split(chunk_tokens), wanted, heats, strict=True)
-            # Nothing in it is random, so there is no random state to keep.
-            parts = [checkpoint(compute, *chunk, use_reentrant=False, preserve_rng_state=False) for chunk in chunks]
-            return torch.cat(parts).unsqueeze(0)
+            measured: Tensor = _ReadChunks.apply(hidden[0], head.weight, getattr(head, "bias", None), reader)
+            return measured.unsqueeze(0)
 
         with replaced_forward(head, forward):
             yield
