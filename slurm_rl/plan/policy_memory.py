@@ -105,14 +105,14 @@ def _find_peak(shape: ModelShape, load: PolicyLoad, states: States) -> tuple[flo
     at_work, final = wide * layer_peak(shape, recomputes=again), wide * final_norm_bytes(shape)
     rows = min(tokens, load.logit_rows or tokens)
     head = shape.vocab_size * shape.hidden_size * size * trains_head
-    # Chunks add up the gradient of the head's weights in float32 before it gets their type.
-    summed = shape.vocab_size * shape.hidden_size * 4 * trains_head * (rows < tokens)
+    # Chunks add up the gradient of the head's weights in float32, then convert it. A critic has one row and no chunks.
+    summed = head / size * (4 if rows > 1 else size) * (rows < tokens)
     # Logits, scaled logits and their gradients in float32; an entropy gradient adds probabilities and their inputs, of
     # which chunks keep fewer.
     logit_bytes = (24 if rows < tokens else 29) if load.entropy_gradient else 16
     moments: dict[str, tuple[float, ...]] = {
         "head": (states.gathered + summed, kept, rows * shape.vocab_size * logit_bytes, 0),
-        "norm": (states.gathered + summed * (size == 2) + head, kept + final, 0, 0),
+        "norm": (states.gathered + summed * (size == 2 and rows > 1) + head, kept + final, 0, 0),
         # The gradients of the block before are still summed while a block computes, and its own afterwards.
         "block": (states.gathered + head + states.block_reduction, kept + at_work, 0, 0),
         "reduce": (
