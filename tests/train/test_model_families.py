@@ -65,7 +65,7 @@ def test_lora_trained_merged_and_exported_agree(family: str, preset: str) -> Non
         assert found.refusal.startswith("model.lora")
         return
     assert found.learned > 1e-4
-    assert max(found.merged, found.reloaded) < 1e-6
+    assert max(found.merged, found.reloaded) < 1e-5
     assert found.misfits == ()
 
 
