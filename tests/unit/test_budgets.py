@@ -13,13 +13,14 @@ from pathlib import Path
 from tests.layers import LAYERS, PACKAGE, cycles, lines_of, modules, package_of, upward_imports
 from tests.lock import ROOT
 
-MAX_LINES = 66_200
+MAX_LINES = 66_700
 """Lines of slurm_rl. Raised from 59,680 for project folders, local GPUs, metric exporters, judges, successor jobs and
 evaluation jobs, most of which are plugins; then for the estimate of a step's time, shapes of real models, longer
-contexts and adapters in the engine's memory; then for device meshes and context parallelism."""
+contexts and adapters in the engine's memory; then for device meshes, context parallelism,
+the backward of the chunked head and adapters on experts."""
 MAX_PLUGIN_LINES = 10_500
 """Lines of slurm_rl/plugins, including the 1,000 lines of their verbs. Raised from 7,280 for the same options."""
-MAX_TEST_LINES = 60_500
+MAX_TEST_LINES = 61_000
 """Lines of tests. Raised from 52,740 for the tests of the same work, then for a stand-in of a CUDA machine
 (tests/fake_gpu) and for device meshes."""
 MAX_FILE_LINES = 300
