@@ -61,6 +61,12 @@ def check_heads(config: RunConfig, shape: ModelShape | None) -> None:
             seen=f"model.attention={config.model.attention}",
             action="set model.attention=auto, or policy.context_parallel=1",
         )
+    if shape is not None and config.policy.context > 1 and (shape.vision_parameters or shape.num_linear_layers):
+        raise ConfigError(
+            "policy.context_parallel needs a text model with attention in every layer",
+            seen=shape.architecture or "another model",
+            action="set policy.context_parallel=1",
+        )
     if shape is not None:
         require_divisible_heads(config.policy.context, shape.num_heads, shape.num_kv_heads)
     size = shape.head_dim if shape and not shape.kv_lora_rank else None  # latent attention has its own kernel

@@ -62,6 +62,8 @@ CASES: Final[dict[str, Case]] = {
     "grpo, two workers, zero-3": Case(
         (*DEMO, *COLOCATED, "policy.backend=deepspeed", "policy.zero_stage=3"), num_gpus=2
     ),
+    "grpo, two workers, context": Case((*DEMO, *COLOCATED, "policy.context_parallel=2"), num_gpus=2),
+    "grpo, four workers, replicas": Case((*DEMO, *COLOCATED, "policy.num_replicas=2"), num_gpus=4),
     "grpo, tensor parallel": Case((*DEMO, "policy.num_workers=1", "rollout.tensor_parallel_size=2"), num_gpus=3),
     "sft, torchrun": Case(("+exp=sft_llama3_8b", *SHORT), model="llama", stage="sft"),
     "sft, torchrun, two": Case(("+exp=sft_llama3_8b", *SHORT), num_gpus=2, model="llama", stage="sft"),

@@ -4,6 +4,7 @@ One group of processes runs all meshes in turn, since starting torch takes longe
 """
 
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,9 @@ MESHES: dict[str, dict[str, Any]] = {
     "experts, context": {"context_parallel": 2},
 }
 """Names and settings; the first word is the mesh. Two experts on four ranks are cut along their width."""
-SHARED = ["context", "context of four"]
+FAST = ("shards", "replicas", "context", "context, adapters", "experts")
+"""Meshes in `make test`; the others, which combine these, are slow."""
+KINDS = ("context", "context of four")
 """Meshes that run each kind of training."""
 
 
@@ -84,7 +87,8 @@ def logprobs_of(engine: PolicyEngine) -> list[list[float]]:
 
 def loaded_by(name: str) -> list[str]:
     """Return the meshes with checkpoints that a mesh loads: the first one's and the one before it in `MESHES`."""
-    same = [other for other in MESHES if model_of(other) == model_of(name)]
+    names = FAST if name in FAST else list(MESHES)
+    same = [other for other in names if model_of(other) == model_of(name)]
     return list(dict.fromkeys([same[0], same[same.index(name) - 1]]))
 
 
@@ -113,9 +117,9 @@ def with_advantages(sequence: TrainSequence) -> TrainSequence:
     return replace(sequence, advantages=values, old_logprobs=values - 2.5)
 
 
-def run_rank(rank: int, port: int, root: Path) -> None:
+def run_rank(rank: int, port: int, root: Path, names: list[str]) -> None:
     init_process_group(rank, NUM_RANKS, "127.0.0.1", port, timeout_s=300)
-    engines = {name: build_engine(root, name, num_workers=NUM_RANKS, **MESHES[name]) for name in MESHES}
+    engines = {name: build_engine(root, name, num_workers=NUM_RANKS, **MESHES[name]) for name in names}
     found: dict[str, dict[str, Any]] = {}
     for name, engine in engines.items():
         found[name] = {"logprobs": logprobs_of(engine), "metrics": run_steps(engine, range(SAVED_AFTER))}
@@ -128,9 +132,9 @@ def run_rank(rank: int, port: int, root: Path) -> None:
         for saved in loaded_by(name):
             engine.load(root / saved)
             [found[name][f"after {saved}"]] = run_steps(engine, range(SAVED_AFTER, SAVED_AFTER + 1))
-    for name in SHARED:
-        found[name]["kinds"] = run_kinds(root, engines[name], num_workers=NUM_RANKS, **MESHES[name])
-    (root / f"found-{rank}.json").write_text(json.dumps(found))
+        if name in KINDS:
+            found[name]["kinds"] = run_kinds(root, engine, num_workers=NUM_RANKS, **MESHES[name])
+        (root / f"{name}-{rank}.json").write_text(json.dumps(found[name]))
     leave_process_group()
 
 
@@ -139,8 +143,31 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("meshes")
     build_tiny_model(MODEL, 0, root / "model")
     build_moe(root / "moe", 2)
-    multiprocessing.spawn(run_rank, args=(free_port(), root), nprocs=NUM_RANKS)
+    multiprocessing.spawn(run_rank, args=(free_port(), root, list(FAST)), nprocs=NUM_RANKS)
     return root
+
+
+@pytest.fixture(scope="module")
+def slow_meshes(root: Path) -> None:
+    others = [name for name in MESHES if name not in FAST]
+    multiprocessing.spawn(run_rank, args=(free_port(), root, others), nprocs=NUM_RANKS)
+
+
+def each(names: Iterable[str]) -> pytest.MarkDecorator:
+    params = [pytest.param(name, marks=[] if name in FAST else [pytest.mark.slow]) for name in names]
+    return pytest.mark.parametrize("mesh", params, indirect=True)
+
+
+@pytest.fixture
+def mesh(request: pytest.FixtureRequest, root: Path) -> str:
+    """Return the name of a mesh that has run."""
+    if request.param not in FAST:
+        request.getfixturevalue("slow_meshes")
+    return str(request.param)
+
+
+def read_result(root: Path, mesh: str, rank: int) -> dict[str, Any]:
+    return dict(json.loads((root / f"{mesh}-{rank}.json").read_text()))
 
 
 @pytest.fixture(scope="module")
@@ -163,34 +190,34 @@ def close(values: Any) -> Any:
     return pytest.approx(values, rel=1e-5, abs=1e-5)
 
 
-@pytest.mark.parametrize("name", MESHES)
-def test_mesh_equals_one_process(name: str, root: Path, one_process: dict[str, dict[str, Any]]) -> None:
-    expected = one_process[model_of(name)]
+@each(MESHES)
+def test_mesh_equals_one_process(mesh: str, root: Path, one_process: dict[str, dict[str, Any]]) -> None:
+    expected = one_process[model_of(mesh)]
     for rank in range(NUM_RANKS):
-        found = json.loads((root / f"found-{rank}.json").read_text())[name]
+        found = read_result(root, mesh, rank)
         for ours, wanted in zip(found["logprobs"], expected["logprobs"], strict=True):
             assert ours == close(wanted)
         for step in range(NUM_STEPS):
             assert found["metrics"][step] == close(expected["metrics"][step])
-        for saved in loaded_by(name):
+        for saved in loaded_by(mesh):
             assert found[f"after {saved}"] == close(expected["metrics"][SAVED_AFTER]), saved
         if rank == 0:
             assert found["state"] == pytest.approx(expected["state"], abs=1e-3)
 
 
-@pytest.mark.parametrize("name", SHARED)
-def test_each_kind_of_training_shares_rows(name: str, root: Path, one_process: dict[str, dict[str, Any]]) -> None:
+@each(KINDS)
+def test_each_kind_of_training_shares_rows(mesh: str, root: Path, one_process: dict[str, dict[str, Any]]) -> None:
     for rank in range(NUM_RANKS):
-        kinds = json.loads((root / f"found-{rank}.json").read_text())[name]["kinds"]
+        kinds = read_result(root, mesh, rank)["kinds"]
         assert kinds.keys() == one_process["dense"]["kinds"].keys()
         for kind, metrics in one_process["dense"]["kinds"].items():
             assert kinds[kind] == pytest.approx(metrics, rel=2e-5, abs=1e-5), kind
 
 
-@pytest.mark.parametrize("name", MESHES)
-def test_each_part_of_state_is_written_once(name: str, root: Path) -> None:
-    num_parts = NUM_RANKS // MESHES[name].get("num_replicas", 1)
-    assert json.loads((root / name / "layout.json").read_text())["num_workers"] == num_parts
-    assert {path.name for path in (root / name).glob("rank-*.pt")} == {f"rank-{n}.pt" for n in range(num_parts)}
-    sizes = [path.stat().st_size for path in (root / name).glob("rank-*.pt")]
+@each(MESHES)
+def test_each_part_of_state_is_written_once(mesh: str, root: Path) -> None:
+    num_parts = NUM_RANKS // MESHES[mesh].get("num_replicas", 1)
+    assert json.loads((root / mesh / "layout.json").read_text())["num_workers"] == num_parts
+    assert {path.name for path in (root / mesh).glob("rank-*.pt")} == {f"rank-{n}.pt" for n in range(num_parts)}
+    sizes = [path.stat().st_size for path in (root / mesh).glob("rank-*.pt")]
     assert max(sizes) < 1.2 * min(sizes)

@@ -19,7 +19,7 @@ from slurm_rl.node.processes import attempt_mark, find_marked
 from slurm_rl.plugins.health.evidence import read_evidence
 from slurm_rl.run_dir.jsonl import read_rows
 from slurm_rl.run_dir.run_dir import RunDir, read_json
-from tests.whole_run import events_of, exact_rows, finish, start_run, train, wait_for
+from tests.whole_run import events_of, exact_rows, finish, stage_rows, start_run, train, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -51,6 +51,15 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "whole"
     train(folder, base=WORDS)
     return folder
+
+
+def test_ranks_that_share_rows_learn_the_same(whole: Path, tmp_path: Path) -> None:
+    train(tmp_path / "shared", base=(*WORDS, "policy.context_parallel=2"))
+    ours, other = (stage_rows(run, "sft") for run in (tmp_path / "shared", whole))
+    assert len(ours) == len(other) == 80
+    for one, two in zip(ours[:20], other[:20], strict=True):
+        for key in ("policy/loss", "policy/grad_norm", "tokens/trained"):
+            assert one[key] == pytest.approx(two[key], rel=1e-3)
 
 
 def test_interrupted_sft_has_identical_metrics(whole: Path, tmp_path: Path) -> None:

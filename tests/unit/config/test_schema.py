@@ -62,3 +62,17 @@ def test_heads_that_context_ranks_cannot_share_are_refused(context: int, heads: 
         ConfigError, match=rf"got {heads} and {kv_heads} heads over {context} ranks.*choose one of 1, 2"
     ):
         require_divisible_heads(context, heads, kv_heads)
+
+
+@pytest.mark.parametrize(
+    ("fields", "seen"),
+    [
+        ({"num_replicas": 2, "backend": "deepspeed"}, "num_replicas needs policy.backend=fsdp2; got num_replicas=2"),
+        ({"context_parallel": 2, "backend": "deepspeed"}, "excludes policy.backend=deepspeed; got context_parallel=2"),
+        ({"context_parallel": 4, "prefix_sharing": True}, "excludes policy.prefix_sharing; got context_parallel=4"),
+    ],
+)
+def test_meshes_of_other_backends_are_refused(fields: dict[str, object], seen: str) -> None:
+    with pytest.raises(ValidationError, match=f"{seen}.*Next: "):
+        PolicyConfig.model_validate(fields)
+    PolicyConfig.model_validate({**fields, "num_replicas": 1, "context_parallel": "auto"})
