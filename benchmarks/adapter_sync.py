@@ -1,5 +1,7 @@
 """Time of a sync on CPU: adapters that vLLM swaps, against merged weights, for random models of two sizes.
 
+The time is that of packing, loading and the probe; with merged weights, also that of merging.
+
 python -m benchmarks.adapter_sync /tmp/sync tiny
 python -m benchmarks.adapter_sync /tmp/sync 0.5B
 """
@@ -8,6 +10,8 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +20,7 @@ import torch
 from slurm_rl.algorithms.sequences import TokenPrompt
 from slurm_rl.config.model import LoraConfig, ModelConfig
 from slurm_rl.config.train import RolloutConfig
+from slurm_rl.models.lora import merge_into_base
 from slurm_rl.plan.accelerator import accelerator_env
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -33,8 +38,9 @@ def build(folder: Path, size: str) -> Any:
 
     from tests.tiny_models import TinyModel, build_character_tokenizer
 
-    heads = {"num_attention_heads": 14, "num_key_value_heads": 2} if size == "0.5B" else {"num_attention_heads": 4}
-    config = Qwen2Config(**SIZES[size], **heads, tie_word_embeddings=True, max_position_embeddings=128)
+    heads = (14, 2) if size == "0.5B" else (4, 4)
+    shape = {**SIZES[size], "num_attention_heads": heads[0], "num_key_value_heads": heads[1]}
+    config = Qwen2Config(**shape, tie_word_embeddings=True, max_position_embeddings=128)
     model = Qwen2ForCausalLM(config)
     model.save_pretrained(folder)
     build_character_tokenizer(TinyModel()).save_pretrained(folder)
@@ -50,14 +56,14 @@ def list_adapters(model: Any) -> list[tuple[str, torch.Tensor]]:
     return found
 
 
-def measure(engine: Any, state: list[tuple[str, torch.Tensor]]) -> tuple[int, float]:
+def measure(engine: Any, read: Callable[[], Iterable[tuple[str, torch.Tensor]]]) -> tuple[int, float]:
     """Return bytes and the median seconds of three syncs after the first, each with its probe."""
     from slurm_rl.rollout.weights.weight_record import pack_weights
 
     seconds = []
     for version in range(4):
         start = time.perf_counter()
-        records, checksum = pack_weights(state)
+        records, checksum = pack_weights(read())
         assert engine.load_weights(version, records, PROBE).checksums == [checksum]
         seconds.append(time.perf_counter() - start)
     return sum(record.data.nbytes for record in records), statistics.median(seconds[1:])
@@ -68,12 +74,14 @@ def main(folder: Path, size: str) -> None:
     from slurm_rl.rollout.vllm.engine import VLLMEngine
 
     model = build(folder / size, size)
-    config = ModelConfig(path=str(folder / size), lora=LoraConfig(rank=RANK, target_modules=TARGETS))
+    lora = LoraConfig(rank=RANK, target_modules=TARGETS)
+    config = ModelConfig(path=str(folder / size), lora=lora)
+    adapters = list_adapters(model)
     for transfer in ("adapters", "ray"):
         rollout = RolloutConfig(weight_transfer=transfer, max_num_seqs=4)
         engine = VLLMEngine(str(folder / size), config, rollout, 64, 0)
-        state = list_adapters(model) if transfer == "adapters" else list(model.state_dict().items())
-        num_bytes, seconds = measure(engine, state)
+        merged = partial(merge_into_base, model.state_dict().items(), dict(adapters), lora)
+        num_bytes, seconds = measure(engine, (lambda: adapters) if transfer == "adapters" else merged)
         print(f"{size} {transfer}: {num_bytes / 1e6:.1f} MB, {seconds:.2f} s", flush=True)
         del engine
 

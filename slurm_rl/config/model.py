@@ -83,12 +83,20 @@ class LoraConfig(Section):
     """Linear layers to adapt, by the last part of their names, such as q_proj. all-linear: all, also in a vision tower,
     except the output head, routers, inputs of state-space kernels (x_proj, dt_proj, out_proj) and fused experts; the
     event trainer/adapters reports the share of the weights."""
+    target_parameters: tuple[str, ...] = ()
+    """Joined experts of a mixture to adapt, by the end of their names as in peft, such as experts.gate_up_proj and
+    experts.down_proj. Engines get merged weights. Needs fsdp2 or a zero_stage below 3, and export=merged."""
     export: Literal["merged", "adapter"] = "merged"
     """Export of the run: the model with merged adapters, or only the adapters in peft's format."""
 
     def problems(self) -> Iterator[str]:
         if not self.target_modules:
             yield "target_modules must name a linear layer; got []. Next: target_modules=all-linear"
+        if self.target_parameters and self.export == "adapter":
+            yield (
+                "model.lora.target_parameters needs model.lora.export=merged, since peft names adapters of joined "
+                "experts in another way; got 'adapter'. Next: model.lora.export=merged"
+            )
         for pattern in {**self.rank_pattern, **self.alpha_pattern}:
             try:
                 re.compile(pattern)
@@ -118,6 +126,10 @@ class LoraConfig(Section):
                 action=f"choose from {', '.join(sorted(linear))}, or all-linear",
             )
         return wanted
+
+    def adapts_parameter(self, name: str) -> bool:
+        """Return whether `target_parameters` has this joined expert."""
+        return any(f".{name}".endswith(f".{one}") for one in self.target_parameters)
 
     def rank_of(self, layer: str) -> int:
         return _find_match(self.rank_pattern, layer, self.rank)

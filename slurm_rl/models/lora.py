@@ -1,13 +1,14 @@
 """Low-rank adapters: add them, and merge them into plain weights.
 
-Adapters go on linear layers only. A layer q_proj [out, in] becomes peft's
+A linear layer q_proj [out, in] becomes peft's
 
     q_proj.base_layer.weight   [out, in]   frozen
     q_proj.lora_A.default.weight [r, in]   trained, float32
     q_proj.lora_B.default.weight [out, r]  trained, float32; starts as zeros
 
-Outside this engine the names are those of the plain model, with `q_proj.lora_A.weight` for an adapter. A reward model's
-head `score.weight` is trained whole and saved with the adapters.
+lora_experts.py has the same for joined experts. Outside this engine the names are those of the plain model, with
+`q_proj.lora_A.weight` for an adapter. A reward model's head `score.weight` is trained whole and saved with the
+adapters.
 """
 
 import contextlib
@@ -37,6 +38,8 @@ def add_adapters(model: Any, config: LoraConfig, seed: int) -> AdaptedLayers:
     """
     from peft.tuners.lora import Linear
 
+    from slurm_rl.models.lora_experts import add_expert_adapters
+
     layers = choose_layers(model, config)
     peft_config = _build_peft_config(config, layers.names)
     with torch.random.fork_rng(devices=[]):
@@ -51,6 +54,7 @@ def add_adapters(model: Any, config: LoraConfig, seed: int) -> AdaptedLayers:
             for adapter in (layer.lora_A, layer.lora_B):
                 adapter.to_empty(device="cpu").float()  # peft creates them where, and in the type that, the base is
             layer.reset_lora_parameters(ADAPTER, init_lora_weights=True)
+        add_expert_adapters(model, layers.experts, config)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(is_trained(name))
     return layers
@@ -79,7 +83,9 @@ def adapters_off(module: nn.Module) -> Iterator[None]:
     """Disable the adapters within the block; nothing is copied."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    layers = [layer for layer in module.modules() if isinstance(layer, BaseTunerLayer)]
+    from slurm_rl.models.lora_experts import AdaptedExperts
+
+    layers = [layer for layer in module.modules() if isinstance(layer, BaseTunerLayer | AdaptedExperts)]
     for layer in layers:
         layer.enable_adapters(False)
     try:
@@ -92,26 +98,31 @@ def adapters_off(module: nn.Module) -> Iterator[None]:
 def merge(base: Tensor, a: Tensor, b: Tensor, scaling: float) -> Tensor:
     """Return W + scaling * B A, in float32, rounded once to W's dtype.
 
-    Args: base [out, in], a [r, in], b [out, r].
+    Args: base [out, in], a [r, in], b [out, r], or one of each per expert.
     """
-    return torch.addmm(base.float(), b.float(), a.float(), alpha=scaling).to(base.dtype)
+    return (torch.addmm if base.ndim == 2 else torch.baddbmm)(base.float(), b.float(), a.float(), alpha=scaling).to(
+        base.dtype
+    )
 
 
 def merge_state(state: Iterable[tuple[str, Tensor]], config: LoraConfig) -> Iterator[tuple[str, Tensor]]:
     """Yield the plain model's tensors from an adapted one's."""
     waiting: dict[str, dict[str, Tensor]] = {}
     for name, tensor in state:
-        found = re.fullmatch(rf"(.*)\.(base_layer|lora_A\.{ADAPTER}|lora_B\.{ADAPTER})\.weight", name)
-        if found is None:
-            yield plain_name(name), tensor
-            continue
-        layer, part = found.groups()
+        plain = plain_name(name)
+        layer, part = _OUR_NAME.sub("", plain), name.removesuffix(f".{ADAPTER}.weight").rpartition(".")[2]
+        if not is_adapter(name):
+            if not (name.endswith(".base_layer.weight") or config.adapts_parameter(plain)):
+                yield plain, tensor
+                continue
+            layer, part = plain.removesuffix(".weight"), "base"
         parts = waiting.setdefault(layer, {})
-        parts[part.partition(".")[0]] = tensor
+        parts[part] = tensor
         if len(parts) == 3:
             del waiting[layer]
             scaling = config.scaling_of(layer)
-            yield f"{layer}.weight", merge(parts["base_layer"], parts["lora_A"], parts["lora_B"], scaling)
+            merged = merge(parts["base"], parts["lora_A"], parts["lora_B"], scaling)
+            yield layer if config.adapts_parameter(layer) else f"{layer}.weight", merged
 
 
 def merge_into_base(

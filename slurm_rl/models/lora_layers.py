@@ -1,4 +1,4 @@
-"""Choose the linear layers that get low-rank adapters. Fused experts and routers get none."""
+"""Choose the linear layers and joined experts that get low-rank adapters. Routers get none."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +15,9 @@ class AdaptedLayers:
     """Layers with adapters, and the matrices without."""
 
     names: list[str]
+    """Full names of linear layers."""
+    experts: list[str]
+    """Full names of joined experts."""
     share: float
     """Share of the matrices' parameters, embeddings and output head aside, that have an adapter."""
     left_out: list[str]
@@ -27,6 +30,8 @@ class AdaptedLayers:
 
 def choose_layers(model: Any, config: LoraConfig) -> AdaptedLayers:
     """Return the layers to adapt; raise ConfigError if a target is not a linear layer of this model."""
+    from slurm_rl.models.lora_experts import choose_experts
+
     head = model.get_output_embeddings() or getattr(model, "score", None)
     modules = dict(model.named_modules())
     # The head is left out: it may share its weights with the embedding, and it is never run as a layer here.
@@ -34,8 +39,9 @@ def choose_layers(model: Any, config: LoraConfig) -> AdaptedLayers:
     kinds = {_last(name) for name in linear}
     wanted = config.choose_targets(kinds, type(model).__name__)
     chosen = {name: module for name, module in linear.items() if _last(name) in wanted}
+    experts = choose_experts(model, config)
     for pattern in {**config.rank_pattern, **config.alpha_pattern}:
-        if not any(LoraConfig(rank_pattern={pattern: 2}, rank=1).rank_of(name) == 2 for name in chosen):
+        if not any(LoraConfig(rank_pattern={pattern: 2}, rank=1).rank_of(name) == 2 for name in [*chosen, *experts]):
             raise ConfigError(
                 "model.lora.rank_pattern and alpha_pattern must name layers with an adapter",
                 seen=pattern,
@@ -43,18 +49,18 @@ def choose_layers(model: Any, config: LoraConfig) -> AdaptedLayers:
             )
     if config.export == "adapter":
         _require_loadable(model, list(chosen))
-    return _measure_layers(model, chosen, head)
+    return _measure_layers(model, chosen, experts, head)
 
 
-def _measure_layers(model: Any, chosen: dict[str, Any], head: Any) -> AdaptedLayers:
-    adapted = {module.weight for module in chosen.values()}
+def _measure_layers(model: Any, chosen: dict[str, Any], experts: list[str], head: Any) -> AdaptedLayers:
+    adapted = {*(module.weight for module in chosen.values()), *map(model.get_parameter, experts)}
     outside = {m.weight for m in model.modules() if isinstance(m, nn.Embedding) or m is head}
     matrices = {name: p for name, p in model.named_parameters() if p.ndim >= 2 and p not in outside}
     others = {name for name, parameter in matrices.items() if parameter not in adapted}
     total = sum(parameter.numel() for parameter in matrices.values())
     share = sum(parameter.numel() for parameter in adapted) / total
     left_out = sorted({".".join(name.removesuffix(".weight").split(".")[-2:]) for name in others})
-    return AdaptedLayers(list(chosen), share, left_out)
+    return AdaptedLayers(list(chosen), experts, share, left_out)
 
 
 def _is_linear(module: nn.Module) -> bool:

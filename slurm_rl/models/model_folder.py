@@ -66,8 +66,8 @@ def report_adapters(run: RunDir, adapted: AdaptedLayers | None) -> None:
         append_event(
             run,
             "trainer/adapters",
-            layers=len(adapted.names),
-            targets=adapted.kinds,
+            layers=len(adapted.names) + len(adapted.experts),
+            targets=[*adapted.kinds, *sorted({name.rpartition(".")[2] for name in adapted.experts})],
             share=round(adapted.share, 3),
             without=adapted.left_out,
         )

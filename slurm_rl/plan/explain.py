@@ -137,7 +137,7 @@ def _model(config: RunConfig, shape: ModelShape | None) -> str:
     size = "" if shape is None else f", {_count(shape.num_parameters)} parameters"
     trained = "all trained" if model.lora is None else f"adapters of rank {model.lora.max_rank} trained"
     if model.lora is not None and shape is not None and shape.num_experts > 1:
-        trained += f", none on its {shape.num_experts} experts"
+        trained += f", {'also' if model.lora.target_parameters else 'none'} on its {shape.num_experts} experts"
     return f"{name}{size}, {model.dtype}, {trained}"
 
 

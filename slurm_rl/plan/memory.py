@@ -138,14 +138,16 @@ class ModelShape:
         mlps = [self._mixture_parameters] * bool(self.num_expert_layers) or [self._mlp_parameters]
         return mixer + max(mlps) + 2 * self.hidden_size
 
-    def adapter_parameters(self, rank: int) -> int:
-        """Return the parameters of adapters on all linear layers of all blocks; experts are not linear layers."""
+    def adapter_parameters(self, rank: int, *, on_experts: bool = False) -> int:
+        """Return the parameters of adapters on all linear layers of all blocks, and on all joined experts if wanted."""
         h = self.hidden_size
         attention = sum(rows + columns for rows, columns in self.projections)
         dense = self.mlp_matrices * (h + self.intermediate_size)
         shared = self.mlp_matrices * (h + self.shared_expert_size) if self.shared_expert_size else 0
         mlps = (self.num_layers - self.num_expert_layers) * dense + self.num_expert_layers * shared
-        return rank * (self.num_layers * attention + mlps)
+        joined = 2 * h + self.mlp_matrices * self.expert_size if on_experts else 0  # gates and ups have one A
+        experts = self.num_expert_layers * self.num_experts * joined
+        return rank * (self.num_layers * attention + mlps + experts)
 
     @property
     def embedding_parameters(self) -> int:

@@ -61,8 +61,9 @@ class PolicyMemory:
 
 def estimate_policy(shape: ModelShape, load: PolicyLoad) -> PolicyMemory:
     """Estimate the memory of one policy worker."""
-    trained = shape.num_parameters if load.lora_rank is None else shape.adapter_parameters(load.lora_rank)
-    frozen = 0 if load.lora_rank is None else shape.num_parameters
+    trained, frozen = shape.num_parameters, 0
+    if load.lora_rank is not None:
+        frozen, trained = trained, shape.adapter_parameters(load.lora_rank, on_experts=load.lora_on_experts)
     build = fsdp2_states if load.backend == "fsdp2" else zero_states
     states = build(shape, load, trained, frozen)
     gathered, activations, logits, update = _find_peak(shape, load, states)
@@ -103,6 +104,10 @@ def _find_peak(shape: ModelShape, load: PolicyLoad, states: States) -> tuple[flo
     tokens, wide = load.micro_batch_tokens, load.micro_batch_tokens * load.bytes_per_value / 2
     kept = wide * all_kept_bytes(shape, recomputes=again)
     at_work, final = wide * layer_peak(shape, recomputes=again), wide * final_norm_bytes(shape)
+    if load.lora_on_experts:
+        # Each layer keeps its merged experts for the backward pass, which adds their gradient.
+        merged = shape.num_experts * shape.expert_parameters * size
+        kept, at_work = kept + (not again) * shape.num_expert_layers * merged, at_work + merged * (1 + again)
     rows = min(tokens, load.logit_rows or tokens)
     head = shape.vocab_size * shape.hidden_size * size * trains_head
     # Chunks add up the gradient of the head's weights in float32, then convert it. A critic has one row and no chunks.

@@ -77,10 +77,17 @@ def checkpoint_bytes(config: RunConfig, shape: ModelShape) -> int:
 
     DeepSpeed also writes the weights in the model's dtype.
     """
-    lora = config.model.lora
-    trained = shape.num_parameters if lora is None else shape.adapter_parameters(lora.max_rank)
+    trained = count_trained(config, shape)
     more = 2 if config.policy.backend == "deepspeed" and config.model.dtype == "bfloat16" else 0
     return (trained + config.has_critic * shape.num_parameters) * (12 + more)
+
+
+def count_trained(config: RunConfig, shape: ModelShape) -> int:
+    """Return the trained parameters of the policy: all, or those of adapters."""
+    lora = config.model.lora
+    if lora is None:
+        return shape.num_parameters
+    return shape.adapter_parameters(lora.max_rank, on_experts=bool(lora.target_parameters))
 
 
 def bytes_per_value(config: RunConfig) -> int:
@@ -97,6 +104,7 @@ def _load(config: RunConfig, dims: ParallelDims) -> PolicyLoad:
         micro_batch_tokens=-(-(config.policy.micro_batch_tokens or DEFAULT_MICRO_BATCH_TOKENS) // dims.context),
         offload=config.policy.offloaded,
         lora_rank=None if config.model.lora is None else config.model.lora.max_rank,
+        lora_on_experts=config.model.lora is not None and bool(config.model.lora.target_parameters),
         logit_rows=config.policy.chunk_tokens,
         entropy_gradient=config.task == "grpo" and config.algorithm.entropy_coef > 0,
         held_bytes=HELD_GRADIENTS * GB * (config.cluster.gpu_mem_gb or 0),

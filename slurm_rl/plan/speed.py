@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from slurm_rl.plan.memory import GB
+from slurm_rl.plan.role_memory import count_trained
 from slurm_rl.plan.step_times import StepEstimate
 from slurm_rl.plan.transfer import swaps_adapters
 
@@ -180,9 +181,7 @@ def _pass_s(setting: Setting, gpu: Gpu, compute: float, moved: float, tokens: fl
 def _update_s(setting: Setting, gpu: Gpu) -> float:
     """Return the seconds of the optimizer: reads and writes of the states, or their way over PCIe."""
     config, shape = setting.config, setting.shape
-    lora = config.model.lora
-    trained = shape.num_parameters if lora is None else shape.adapter_parameters(lora.max_rank)
-    part = trained / (setting.num_workers["policy"] // config.policy.num_replicas) / GB
+    part = count_trained(config, shape) / (setting.num_workers["policy"] // config.policy.num_replicas) / GB
     if config.policy.offload == "all":
         return 28 * part * max(1, config.cluster.gpus_per_node) / _CPU_ADAM_GB_S
     moved = 16 * part / _HOST_GB_S if config.policy.offload == "optimizer" else 0.0
@@ -192,7 +191,7 @@ def _update_s(setting: Setting, gpu: Gpu) -> float:
 def _sync_s(setting: Setting, gpu: Gpu) -> float:
     config, shape = setting.config, setting.shape
     if config.model.lora is not None and swaps_adapters(config, shape):
-        return _SYNC_S + 4 * shape.adapter_parameters(config.model.lora.max_rank) / GB / _STORE_GB_S
+        return _SYNC_S + 4 * count_trained(config, shape) / GB / _STORE_GB_S
     size = shape.num_parameters * setting.bytes_per_value / GB
     gather = size / _collective_gb_s(config, gpu, setting.num_workers["policy"])
     if config.rollout.weight_transfer == "ray":

@@ -31,6 +31,8 @@ class PolicyLoad:
     """State kept in host memory: `none`, `optimizer` or `all`."""
     lora_rank: int | None = None
     """None: all weights are trained."""
+    lora_on_experts: bool = False
+    """Joined experts have adapters, too."""
     logit_rows: int | None = None
     """Tokens whose logits exist at once; None: the whole micro-batch."""
     entropy_gradient: bool = False

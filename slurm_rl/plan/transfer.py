@@ -55,6 +55,8 @@ def find_swap_obstacle(config: RunConfig, shape: ModelShape | None) -> str | Non
     lora = config.model.lora
     if lora is None:
         return "model.lora=null"
+    if lora.target_parameters:
+        return "vLLM takes joined experts (model.lora.target_parameters) only merged"
     if shape is not None and shape.vision_parameters:
         return "vLLM's adapters of vision towers are not tested"
     if shape is None or not shape.architecture:

@@ -106,7 +106,9 @@ def main(folder: Path, family: str) -> None:
     prompts, cluster = SimpleNamespace(max_images=None, tools=None), OneProcess()
     engine = start_engine(cluster, config, str(folder / "m"), prompts, 0)  # type: ignore[arg-type]
     targets = ("q_b_proj", "kv_b_proj") if family == "deepseek_v3" else ("q_proj", "v_proj")
-    whole, adapted = (build_policy(folder / "m", lora) for lora in (None, LoraConfig(rank=4, target_modules=targets)))
+    experts = ("experts.gate_up_proj", "experts.down_proj")
+    lora = LoraConfig(rank=4, target_modules=targets, target_parameters=experts)
+    whole, adapted = (build_policy(folder / "m", one) for one in (None, lora))
 
     def sync(policy: PolicyWorker, transport: Callable[[], Any]) -> float | str:
         weights = WeightSync(

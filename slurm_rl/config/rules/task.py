@@ -29,6 +29,12 @@ def task_problems(config: RunConfig) -> Iterator[str]:
             "supervised.patience counts evaluations, so it needs eval.interval and data.num_eval above 0; got "
             f"{config.eval.interval} and {config.data.num_eval}. Next: set both, or supervised.patience=null"
         )
+    splits_layers = config.policy.backend == "deepspeed" and config.policy.zero_stage == 3
+    if splits_layers and config.model.lora and config.model.lora.target_parameters:
+        yield (
+            "model.lora.target_parameters needs whole parameters in a layer's forward pass, which ZeRO-3 splits; "
+            "got policy.zero_stage=3. Next: policy.backend=fsdp2, or policy.zero_stage=2"
+        )
     if config.task == "rm" and config.data.image_key is not None:
         yield (
             f"data.image_key is not for task=rm, whose models read only text; got {config.data.image_key!r}. "

@@ -7,7 +7,7 @@ from slurm_rl.config.model import ModelConfig, require_agreement, require_vision
 from slurm_rl.config.paths import expand_user
 from slurm_rl.config.reward import RewardModelConfig
 from slurm_rl.errors import ConfigError
-from slurm_rl.launch.runs.model_shape import find_config, find_shape, has_template, read_object
+from slurm_rl.launch.runs.model_shape import find_config, find_shape, find_shape_at, has_template, read_object
 from slurm_rl.launch.runs.tensor_headers import read_shapes
 from slurm_rl.plan.known_models import find_known
 
@@ -64,9 +64,16 @@ def check_family(model: ModelConfig, *, is_sampled: bool) -> None:
 
 
 def check_lora_targets(model: ModelConfig) -> None:
-    """Refuse targets that are no linear layers, if the weights are on this machine."""
+    """Refuse targets that are no linear layers or experts, if the weights, or the config.json, are on this machine."""
     if model.lora is None or model.path is None:
         return
+    shape = find_shape_at(model.path) if model.lora.target_parameters else None
+    if shape is not None and shape.num_experts == 1:
+        raise ConfigError(
+            "model.lora.target_parameters needs a mixture of experts",
+            seen=f"{model.lora.target_parameters[0]} with {model.path}, a {shape.architecture or 'dense model'}",
+            action="leave it out; model.lora.target_modules has the linear layers",
+        )
     known = read_linear_names(expand_user(model.path))
     if known is not None:
         model.lora.choose_targets(known, model.path)

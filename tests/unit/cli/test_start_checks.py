@@ -42,12 +42,15 @@ def write_header(path: Path, shapes: dict[str, list[int]]) -> None:
     path.write_bytes(len(text).to_bytes(8, "little") + text)
 
 
-def test_adapter_parameters_of_mixture_exclude_experts() -> None:
+def test_adapter_parameters_of_mixture_include_experts_if_wanted() -> None:
     config = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 10}
     dense = parse_shape({**config, "intermediate_size": 128})
     mixture = parse_shape({**config, "intermediate_size": 128, "num_experts": 8})
     assert dense is not None and mixture is not None
     assert dense.adapter_parameters(4) - mixture.adapter_parameters(4) == 2 * 4 * 3 * (64 + 128)
+    # Per expert, A and B of gates and ups, [4, 64] and [256, 4], and of downs, [4, 128] and [64, 4].
+    both = mixture.adapter_parameters(4, on_experts=True) - mixture.adapter_parameters(4)
+    assert both == 2 * 8 * 4 * (64 + 256 + 128 + 64)
 
 
 LLAMA3_70B = {
@@ -155,6 +158,16 @@ def test_check_lora_targets_refuses_other_than_linear_layers(
     path = write_weights(tmp_path / "model", shapes)
     with pytest.raises(ConfigError, match=says):
         check_lora_targets(ModelConfig(path=path, lora=LoraConfig(target_modules=targets)))
+
+
+def test_check_lora_targets_refuses_experts_of_dense_model() -> None:
+    lora = LoraConfig(target_parameters=("experts.down_proj",))
+    with pytest.raises(
+        ConfigError, match=r"needs a mixture .* got experts\.down_proj with Qwen/Qwen3-8B, a Qwen3For"
+    ) as e:
+        check_lora_targets(ModelConfig(path="Qwen/Qwen3-8B", lora=lora))
+    assert e.value.exit_code == 2
+    check_lora_targets(ModelConfig(path="Qwen/Qwen3-30B-A3B", lora=lora))
 
 
 def test_check_lora_targets_accepts_matrices_of_blocks_and_remote_models(tmp_path: Path) -> None:

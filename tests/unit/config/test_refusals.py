@@ -105,6 +105,7 @@ UNUSED = [
     ([*COMMAND, "model.path=a", "optim.lr=1"], "task=command does not read model.path, optim.lr"),
     ([*COMMAND, "seed=1", "checkpoint.keep_last=9"], "task=command does not read seed, checkpoint.keep_last"),
 ]
+EXPERTS = [*DEMO, "+lora=all_linear", "model.lora.target_parameters=[experts.down_proj]"]
 UNKNOWN = [
     ([*DEMO, "optim.lrr=1"], r"did you mean optim.lr\?"),
     ([*DEMO, "cluster.env.FOO=1"], r"add an entry: \+cluster.env.FOO=<value>"),
@@ -115,6 +116,8 @@ UNKNOWN = [
     ([*MIXED, "data.sources.sums.env.timeout_s=9"], r"write \+data.sources.sums.env.timeout_s=<value>"),
     ([*MIXED, "+data.sources.sums.env.timout_s=9"], "did you mean"),
     ([*DEMO, "model.lora.rank=3"], "choose a group that has model.lora"),
+    ([*EXPERTS, "model.lora.export=adapter"], "target_parameters needs model.lora.export=merged"),
+    ([*EXPERTS, "policy.backend=deepspeed", "policy.zero_stage=3"], "which ZeRO-3 splits; got policy.zero_stage=3"),
     ([*DEMO, "cluster.slurm.time=3"], "set job.time_limit"),
     ([*CPU, "job.time_limit=2"], r"longer than job\.checkpoint_lead_s; got 2 min and 120 s.*lead_s=40"),
     ([*DEMO, "cluster.slurm.mem=3"], "set cluster.mem_gb_per_node"),

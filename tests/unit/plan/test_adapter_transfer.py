@@ -36,6 +36,12 @@ LORA = "+lora=all_linear"
         ([*GPUS, LORA, "+rollout.engine_args.quantization=fp8"], QWEN, "ipc", "has quantization"),
         ([*GPUS, LORA], replace(QWEN, model_shape=find_known("Qwen/Qwen2.5-VL-3B-Instruct")), "ipc", "vision towers"),
         ([*GPUS, LORA], replace(QWEN, model_shape=MIXTURE), "ipc", "Qwen3MoeForCausalLM are not tested"),
+        (
+            [*GPUS, LORA, "model.lora.target_parameters=[experts.down_proj]"],
+            QWEN,
+            "ipc",
+            "joined experts .* only merged",
+        ),
         ([*GPUS, LORA], UNSEEN, "ipc", "does not see the model's config.json"),
         ([*GPUS, LORA, "rollout.weight_transfer=adapters"], UNSEEN, "adapters", "the base stays"),
     ],
