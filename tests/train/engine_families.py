@@ -123,10 +123,12 @@ def main(root: Path, families: list[str]) -> None:
         found.unlink(missing_ok=True)
         process = FORK.Process(target=examine, args=(root, family))
         process.start()
-        process.join(TIMEOUT_S)
-        end = f"no result after {TIMEOUT_S} s" if process.is_alive() else f"the process ended with {process.exitcode}"
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        try:
+            process.join(TIMEOUT_S)
+            end = f"no result after {TIMEOUT_S} s" if process.is_alive() else f"ended with {process.exitcode}"
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
         process.join()
         record(family, found.read_text() if found.is_file() else end)
 
@@ -165,4 +167,5 @@ if __name__ == "__main__":
         os.execve(
             sys.executable, [sys.executable, "-m", "tests.train.engine_families", *sys.argv[1:]], os.environ | needed
         )
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     main(Path(sys.argv[1]), sys.argv[2:])
