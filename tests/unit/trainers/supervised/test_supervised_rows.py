@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 from slurm_rl.algorithms.sequences import FloatArray, TrainSequence
+from slurm_rl.config.parallel import ParallelDims
 from slurm_rl.data.split import RowCounts
 from slurm_rl.errors import DataError
+from slurm_rl.models.meshes import Meshes
 from slurm_rl.run_dir.run_dir import RunDir
 from slurm_rl.trainers.supervised.objective import Example, Objective, add_cached_logprobs, make_sequence
 from slurm_rl.trainers.supervised.run_supervised import check_same_examples
@@ -20,6 +22,7 @@ class Engine:
 
     num_calls: int = 0
     rows: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(packed=True))
+    meshes: Meshes = field(default_factory=lambda: Meshes(ParallelDims(1, 1), rank=0))
 
     def compute_logprobs(self, batches: list[list[TrainSequence]]) -> list[FloatArray]:
         self.num_calls += 1
