@@ -96,9 +96,10 @@ def fsdp2_states(shape: ModelShape, load: PolicyLoad, trained: int, frozen: int)
     size, block = load.bytes_per_value, _gathered_layer(shape, load)
     own, own_frozen = rank_share(shape, load, trained), rank_share(shape, load, frozen)
     weights, gradients, moments = own_frozen * size + own * 4, own * 4, own * 8
-    if load.num_workers > 1 and trained * 4 <= load.held_bytes:
-        gradients += trained * 4
-    waiting = {"none": 0.0, "optimizer": moments, "all": weights + gradients + moments}[load.offload]
+    held = trained * 4 if load.num_workers > 1 and trained * 4 <= load.held_bytes else 0
+    waiting = {"none": 0.0, "optimizer": moments, "all": weights + gradients + held + moments}[load.offload]
+    # The last micro-batch frees whole gradients while it reduces them.
+    gradients = max(gradients, held)
     update = 0.0  # the fused kernel needs none
     if load.offload == "all":
         weights, gradients, moments = 0, 0, 0

@@ -136,11 +136,14 @@ def run_ranks(folder: str, ranks: str, tokens: str, port: str) -> int:
 
 def plan(name: str, ranks: int, tokens: int) -> dict[str, float]:
     """Return GB without reserves."""
+    from slurm_rl.config.parallel import HELD_GRADIENTS
     from slurm_rl.plan.policy_memory import RESERVE_GB, estimate_policy
     from slurm_rl.plan.training_states import PolicyLoad
+    from tests.fake_gpu.machine import PROFILES
     from tests.memory_table import CHUNK, find_shape
 
-    load = PolicyLoad("fsdp2", 2, ranks, 2, True, tokens, "none", logit_rows=CHUNK)
+    held = HELD_GRADIENTS * PROFILES["h200"].memory_mib * 2**20
+    load = PolicyLoad("fsdp2", 2, ranks, 2, True, tokens, "none", logit_rows=CHUNK, held_bytes=held)
     planned = estimate_policy(find_shape(name), load)
     tensors = {phase: size - RESERVE_GB for phase, size in planned.phases_gb.items()}
     return {**tensors, "train": planned.tensors_gb, "with reserves": planned.phases_gb["train"]}
