@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -180,27 +179,6 @@ def gather_on_streams(left_out: str = "") -> None:
             got.append(next(state)[1] + 0)
     torch.cuda.synchronize()
     print("equal" if [float(one.mean()) for one in got] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0] else "differ")
-
-
-def sample(mode: str) -> None:
-    """Print the tokens and logprobs that vLLM samples, with CUDA graphs and compiled pieces or without."""
-    import tempfile
-
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    from vllm import LLM, SamplingParams
-
-    from tests.tiny_models import TinyModel, build_tiny_model
-
-    folder = tempfile.mkdtemp()
-    build_tiny_model(TinyModel(), 0, Path(folder))
-    sizes: dict[str, Any] = {"max_model_len": 16, "max_num_seqs": 4, "num_gpu_blocks_override": 64}
-    graphs: dict[str, Any] = {"compilation_config": {"cudagraph_capture_sizes": [1, 2, 4]}}
-    words = {"enforce_eager": True} if mode == "eager" else graphs
-    llm = LLM(folder, gpu_memory_utilization=0.5, seed=0, **sizes, **words)
-    prompts: list[Any] = [{"prompt_token_ids": ids} for ids in ([2, 3, 4, 5], [7, 8, 9])]
-    for output in llm.generate(prompts, SamplingParams(temperature=0, max_tokens=6, logprobs=0, ignore_eos=True)):
-        [one] = output.outputs
-        print("SAMPLED", one.token_ids, [round(next(iter(row.values())).logprob, 4) for row in one.logprobs or []])
 
 
 def pin_memory() -> None:
