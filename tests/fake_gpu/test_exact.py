@@ -15,10 +15,9 @@ from typing import Any, Final
 
 import pytest
 
-from slurm_rl.run_dir.run_dir import RunDir
 from tests.fake_gpu.test_device import PYTHON, pytestmark  # noqa: F401  (the same environment)
 from tests.lock import ROOT
-from tests.whole_run import exact_rows, finish, kill_trainer
+from tests.whole_run import exact_rows, finish
 
 SFT = ("+exp=sft_tiny", "supervised.max_steps=4", "supervised.batch_size=32", "data.num_eval=40", "model.dtype=float32")
 
@@ -127,16 +126,6 @@ def test_table_has_row_of_each_run(record_property: Any, capsys: pytest.CaptureF
     with capsys.disabled():
         print("\n" + "\n".join(_table))
     assert all(any(line.startswith(f"| {name} ") for line in _table) for name in CASES)
-
-
-@pytest.mark.timeout(2700)
-def test_run_killed_on_fake_gpu_continues_exactly(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    on_cpu, folder = run_on_cpu(tmp_path_factory.getbasetemp(), EXACT), tmp_path / "gpus"
-    process = start(PYTHON, ("--gpus", "1", "--mem-gb", "12"), folder, (*EXACT, *COLOCATED))
-    kill_trainer(RunDir(folder), process, step=2)
-    assert "attempt 2" in finish(process, timeout_s=2400)
-    for one, other in zip(on_cpu, exact_rows(folder), strict=True):
-        compare(one, other)
 
 
 @pytest.mark.timeout(2700)
