@@ -459,10 +459,10 @@ A family with rows is trained by task=sft and dpo, and by task=rm if transformer
 needs the family in vLLM; the column *engine*, written by `python -m tests.train.engine_families`, is the largest
 difference of a logprob between vLLM's CPU build and the policy on sampled tokens, as loaded and after two weight
 syncs; *exact* is below 1e-5 in float32. Families with linear attention are compared in bfloat16, the only format of
-vLLM's CPU kernel, so `plan` refuses them on CPU in float32. *not in vLLM*: vLLM has no class of its own. Another text:
-vLLM's CPU build does not run the tiny model, so nothing was compared. In every run the weight sync compares policy and
-engine before the first sample. tests/train/test_vllm_engine.py compares qwen3_moe, mixtral, gpt_oss, deepseek_v3,
-glm4_moe and granitemoe after three syncs each way.
+vLLM's CPU kernel, so `plan` refuses them on CPU in float32. *not in vLLM*: vLLM has no class of its own; *not
+compared*: not run yet; another text: why vLLM's CPU build does not run the tiny model. In every run the weight sync
+compares policy and engine before the first sample. tests/train/test_vllm_engine.py compares qwen3_moe, mixtral,
+gpt_oss, deepseek_v3, glm4_moe and granitemoe after three syncs each way.
 
 `plan` refuses task=grpo where policy and engine differ: {disagreeing}.
 
