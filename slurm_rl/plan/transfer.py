@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from slurm_rl.config.run import RunConfig
     from slurm_rl.plan.memory import ModelShape
 
-ADAPTED = ["Qwen2ForCausalLM", "Qwen3ForCausalLM", "LlamaForCausalLM", "MistralForCausalLM"]
+ADAPTED = [
+    *("Qwen2ForCausalLM", "Qwen3ForCausalLM", "LlamaForCausalLM", "MistralForCausalLM"),
+    *("Gemma2ForCausalLM", "GraniteForCausalLM", "Phi3ForCausalLM"),
+]
 """Models whose adapters vLLM applies exactly; tests/train/test_adapter_swap.py compares each with the policy."""
 
 
