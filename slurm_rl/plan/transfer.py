@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 ADAPTED = [
     *("Qwen2ForCausalLM", "Qwen3ForCausalLM", "LlamaForCausalLM", "MistralForCausalLM"),
-    *("Gemma2ForCausalLM", "GraniteForCausalLM", "Phi3ForCausalLM"),
+    *("Gemma2ForCausalLM", "Gemma3ForCausalLM", "GraniteForCausalLM", "Phi3ForCausalLM"),
 ]
 """Models whose adapters vLLM applies exactly; tests/train/test_adapter_swap.py compares each with the policy."""
 

@@ -7,7 +7,7 @@ import pytest
 from slurm_rl.plan.transfer import ADAPTED
 from tests.train.conftest import run_script
 
-SLOW = ("qwen2", "llama", "mistral", "gemma2", "granite", "phi3")
+SLOW = ("qwen2", "llama", "mistral", "gemma2", "gemma3_text", "granite", "phi3")
 FAMILIES = ["qwen3", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
 
 
