@@ -7,7 +7,7 @@ import pytest
 from slurm_rl.plan.transfer import ADAPTED
 from tests.train.conftest import run_script
 
-SLOW = ("qwen2", "llama", "mistral", "gemma2", "gemma3_text", "granite", "phi3")
+SLOW = ("qwen2", "llama", "mistral", "gemma2", "gemma3_text", "granite", "phi3", "qwen3-in-two")
 FAMILIES = ["qwen3", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
 
 
@@ -21,7 +21,8 @@ def test_tokens_agree_after_each_swap(swapped: dict[str, Any]) -> None:
     assert len({one["first"] for one in swapped["versions"]}) == 4, "a swap changed nothing"
     for one in swapped["versions"]:
         assert len(set(one["checksums"])) == 1
-        assert max(one["probe"], one["samples"]) < 1e-5
+        is_split = len(one["checksums"]) == 3  # of two ranks and the policy
+        assert max(one["probe"], one["samples"]) < (1e-4 if is_split else 1e-5)
         assert one["again"]
         assert 0 < one["bytes"] < 2e6
     assert swapped["architecture"] in ADAPTED
