@@ -68,9 +68,9 @@ def test_frozen_lake(tmp_path: Path) -> None:
     if importlib.util.find_spec("gymnasium") is None:
         pytest.skip("gymnasium is not installed; it comes with the extra dev")
     run([sys.executable, str(EXAMPLES / "adapters/make_data.py")], tmp_path)
-    # A 2x2 lake, where a barely trained model reaches the goal; without differing rewards there is no training.
+    # A 2x2 lake, where a barely trained model reaches the goal in 3.5 turns on average, so some fail.
     words = json.dumps({"is_slippery": False, "desc": ["SG", "GF"]})
-    world = ["python", "adapter:gymnasium", "FrozenLake-v1", "--words", words, "--max-steps", "10"]
+    world = ["python", "adapter:gymnasium", "FrozenLake-v1", "--words", words, "--max-steps", "3"]
     printed = run_commands("frozen_lake", tmp_path, f"env.agent_command={json.dumps(world)}")
     assert "turn 1" in printed and "observation" in printed
     for row in check(tmp_path / "runs/frozen_lake"):
