@@ -10,7 +10,7 @@ from tests.lock import ROOT
 
 
 @pytest.mark.timeout(1300)
-@pytest.mark.parametrize(("name", "ranks", "tokens"), [("0.5B", 1, 8192), ("7B", 2, 4096)])
+@pytest.mark.parametrize(("name", "ranks", "tokens"), [("0.5B", 1, 8192), ("1.5B", 2, 8192)])
 def test_memory_found_is_planned_to_ten_percent(name: str, ranks: int, tokens: int) -> None:
     words = [PYTHON, "-m", "tests.fake_gpu.dry", name, str(ranks), str(tokens)]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
