@@ -1,4 +1,4 @@
-"""Memory planned and found at real sizes (docs/large-models.md); on a fake machine in dry mode."""
+"""Memory planned and found at real sizes (docs/fake-gpu.md); on a fake machine in dry mode."""
 
 import os
 import subprocess
