@@ -111,4 +111,11 @@ def explain_field(item: Any) -> str:
     message = item["msg"].removeprefix("Value error, ")
     if item["type"] == "value_error":
         return f"{path}: {message}" if path else message
-    return f"{path}: {message}; got {item['input']!r}"
+    value = item["input"]
+    if item["type"] == "tuple_type":
+        key = path.partition(".tuple[")[0]  # the path into a union ends with the member's type
+        if isinstance(value, str) and value:
+            return f"{key}: must be a list; got {value!r}. Next: '{key}=[{value}]'"
+        empty = f", or '{key}=[]' for none" if key == path else ""
+        return f"{key}: must be a list; got {value!r}. Next: '{key}=[<value>,<value>]'{empty}"
+    return f"{path}: {message}; got {value!r}"

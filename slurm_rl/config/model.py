@@ -91,7 +91,10 @@ class LoraConfig(Section):
 
     def problems(self) -> Iterator[str]:
         if not self.target_modules:
-            yield "target_modules must name a linear layer; got []. Next: target_modules=all-linear"
+            yield "target_modules must name a linear layer; got []. Next: model.lora.target_modules=all-linear"
+        for key in ("target_modules", "target_parameters"):
+            if not all(name.strip() for name in getattr(self, key)):
+                yield f"{key} must not have blank names; got {list(getattr(self, key))}. Next: remove the blank name"
         if self.target_parameters and self.export == "adapter":
             yield (
                 "model.lora.target_parameters needs model.lora.export=merged, since peft names adapters of joined "

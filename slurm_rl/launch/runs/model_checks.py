@@ -1,5 +1,6 @@
 """Check the weights and the reward model of a config by their headers and config.json, without torch."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +14,9 @@ from slurm_rl.plan.known_models import find_known
 
 _POINTER = b"version https://git-lfs.github.com/spec/"
 _INDEX = "model.safetensors.index.json"
+_EXPERTS = ("gate_up_proj", "down_proj", "up_proj")
+"""Names of joined experts in transformers 5; up_proj only in models without a gate, such as Nemotron-H."""
+_EXPERTS_OF = {"NemotronHForCausalLM": ("up_proj", "down_proj")}
 
 
 def check_weight_files(field: str, folder: Path) -> None:
@@ -65,18 +69,33 @@ def check_family(model: ModelConfig, *, is_sampled: bool) -> None:
 
 def check_lora_targets(model: ModelConfig) -> None:
     """Refuse targets that are no linear layers or experts, if the weights, or the config.json, are on this machine."""
-    if model.lora is None or model.path is None:
+    if model.lora is None or model.source is None:
         return
-    shape = find_shape_at(model.path) if model.lora.target_parameters else None
+    if model.lora.target_parameters:
+        _check_expert_names(model.lora.target_parameters, model.source, is_foreign=model.trust_remote_code)
+    known = read_linear_names(expand_user(model.source))
+    if known is not None:
+        model.lora.choose_targets(known, model.source)
+
+
+def _check_expert_names(targets: Sequence[str], source: str, *, is_foreign: bool) -> None:
+    """Refuse targets that are no joined experts in transformers; the code of a foreign model may have other names."""
+    shape = find_shape_at(source)
     if shape is not None and shape.num_experts == 1:
         raise ConfigError(
             "model.lora.target_parameters needs a mixture of experts",
-            seen=f"{model.lora.target_parameters[0]} with {model.path}, a {shape.architecture or 'dense model'}",
+            seen=f"{targets[0]} with {source}, a {shape.architecture or 'dense model'}",
             action="leave it out; model.lora.target_modules has the linear layers",
         )
-    known = read_linear_names(expand_user(model.path))
-    if known is not None:
-        model.lora.choose_targets(known, model.path)
+    joined = _EXPERTS if shape is None else _EXPERTS_OF.get(shape.architecture or "", _EXPERTS[:2])
+    valid = re.compile(rf"((\w+\.)*experts\.)?({'|'.join(joined)})")
+    unknown = [] if is_foreign else [name for name in targets if not valid.fullmatch(name)]
+    if unknown:
+        raise ConfigError(
+            "model.lora.target_parameters must name joined experts of the model",
+            seen=f"{', '.join(unknown)} with {source}",
+            action=f"choose from {', '.join(f'experts.{name}' for name in joined)}",
+        )
 
 
 def read_linear_names(folder: Path) -> set[str] | None:

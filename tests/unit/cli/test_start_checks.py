@@ -1,5 +1,6 @@
 import contextlib
 import json
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -167,7 +168,25 @@ def test_check_lora_targets_refuses_experts_of_dense_model() -> None:
     ) as e:
         check_lora_targets(ModelConfig(path="Qwen/Qwen3-8B", lora=lora))
     assert e.value.exit_code == 2
-    check_lora_targets(ModelConfig(path="Qwen/Qwen3-30B-A3B", lora=lora))
+
+
+MIXTURE = "Qwen/Qwen3-30B-A3B"
+
+
+@pytest.mark.parametrize("target", ["foo", "q_proj.weight", "EXPERTS.down_proj", ".*", "experts.up_proj", ".down_proj"])
+@pytest.mark.parametrize("place", [{"path": MIXTURE}, {"from_config": MIXTURE}], ids=["path", "from_config"])
+def test_check_lora_targets_refuses_names_that_are_no_joined_experts(target: str, place: dict[str, Any]) -> None:
+    lora = LoraConfig(target_parameters=("experts.down_proj", target))
+    says = rf"joined experts .*; got {re.escape(target)} with .*Next: choose from experts\.gate_up_proj, experts\.down"
+    with pytest.raises(ConfigError, match=says) as caught:
+        check_lora_targets(ModelConfig(**place, lora=lora))
+    assert caught.value.exit_code == 2
+    check_lora_targets(ModelConfig(**place, lora=lora, trust_remote_code=True))
+
+
+@pytest.mark.parametrize("target", ["experts.gate_up_proj", "down_proj", "layers.3.mlp.experts.down_proj"])
+def test_check_lora_targets_accepts_ends_of_joined_experts_names(target: str) -> None:
+    check_lora_targets(ModelConfig(path=MIXTURE, lora=LoraConfig(target_parameters=(target,))))
 
 
 def test_check_lora_targets_accepts_matrices_of_blocks_and_remote_models(tmp_path: Path) -> None:

@@ -117,6 +117,20 @@ UNKNOWN = [
     ([*MIXED, "+data.sources.sums.env.timout_s=9"], "did you mean"),
     ([*DEMO, "model.lora.rank=3"], "choose a group that has model.lora"),
     ([*EXPERTS, "model.lora.export=adapter"], "target_parameters needs model.lora.export=merged"),
+    (
+        [*EXPERTS, "model.lora.target_parameters=['']"],
+        r"target_parameters must not have blank names; got \[''\]. Next: remove",
+    ),
+    (
+        [*EXPERTS, "model.lora.target_modules=[' ']"],
+        r"target_modules must not have blank names; got \[' '\]. Next: remove",
+    ),
+    ([*EXPERTS, "model.lora.target_modules=[]"], r"got \[\]. Next: model\.lora\.target_modules=all-linear"),
+    ([*EXPERTS, "model.lora.target_modules=q_proj"], r"s: must be a list.*Next: 'model\.lora\.target_modules=\[q_proj"),
+    (
+        [*EXPERTS, "model.lora.target_parameters=null"],
+        r"list; got None\. Next: .*rs=\[<value>.*parameters=\[\]' for none",
+    ),
     ([*EXPERTS, "policy.backend=deepspeed", "policy.zero_stage=3"], "which ZeRO-3 splits; got policy.zero_stage=3"),
     ([*DEMO, "cluster.slurm.time=3"], "set job.time_limit"),
     ([*CPU, "job.time_limit=2"], r"longer than job\.checkpoint_lead_s; got 2 min and 120 s.*lead_s=40"),
