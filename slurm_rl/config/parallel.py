@@ -73,15 +73,20 @@ def divides_heads(context: int, heads: int, kv_heads: int) -> bool:
     return heads % context == 0 and (kv_heads % context == 0 or context % kv_heads == 0)
 
 
-def require_divisible_heads(context: int, heads: int, kv_heads: int) -> None:
-    """Raise ConfigError if the ranks of a context group cannot share the heads."""
+def require_divisible_heads(context: int, heads: int, kv_heads: int, most: int | None = None) -> None:
+    """Raise ConfigError if the ranks of a context group cannot share the heads.
+
+    Args:
+        most: largest group, as many as a node has GPUs; None: no limit. Groups divide it.
+    """
     if not divides_heads(context, heads, kv_heads):
-        fitting = [size for size in range(2, heads + 1) if divides_heads(size, heads, kv_heads)]
+        sizes = [size for size in range(2, heads + 1) if most is None or most % size == 0]
+        fitting = [size for size in sizes if divides_heads(size, heads, kv_heads)]
         raise ConfigError(
             "policy.context_parallel must divide the model's attention heads, and divide its key-value heads or be a "
             "multiple of them",
             seen=f"{heads} and {kv_heads} heads over {context} ranks",
-            action=f"choose one of 1, {', '.join(map(str, fitting))}",
+            action=f"choose one of {', '.join(map(str, [1, *fitting]))}",
         )
 
 

@@ -140,15 +140,16 @@ def _list_offload(config: RunConfig) -> list[str]:
     return ["none", "optimizer"] if can else ["none"]
 
 
-def list_contexts(config: RunConfig, shape: ModelShape) -> list[int]:
-    """Return the sizes of context groups, within a node, if no other layout fits; none if excluded.
+OTHER_ATTENTION = ("Gemma2ForCausalLM", "GptOssForCausalLM")
+"""Models with caps or sinks, whose attention cannot exchange heads. The trainer refuses others when it loads them."""
 
-    Models with windows must ask for it, since not all of them have an attention that exchanges heads.
-    """
+
+def list_contexts(config: RunConfig, shape: ModelShape) -> list[int]:
+    """Return the sizes of context groups, within a node, if no other layout fits; none if excluded."""
     policy, groups = config.policy, groups_for(config, "policy")
     gpus = min((group.gpus_per_node for group in groups), default=config.cluster.gpus_per_node)
     is_excluded = policy.backend == "deepspeed" or policy.prefix_sharing or config.model.attention not in VARLEN
-    is_other = shape.vision_parameters or shape.num_linear_layers or shape.num_sliding_layers
+    is_other = shape.vision_parameters or shape.num_linear_layers or shape.architecture in OTHER_ATTENTION
     can_be_smaller = (policy.micro_batch_tokens or 0) > config.max_sequence_tokens
     if policy.context_parallel != "auto" or is_excluded or is_other or can_be_smaller:
         return []

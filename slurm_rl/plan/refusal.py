@@ -43,7 +43,7 @@ def describe_nearest(setting: Setting) -> str:
             need = found.needs()["policy"]
             phase = max(need.phases_gb, key=lambda phase: need.phases_gb[phase])
             return f"{words}, which takes {need.phases_gb[phase]:.1f} GB in phase {phase}"
-    return "no single change is enough: take more nodes, shorter sequences, policy.offload=all or a smaller model"
+    return "no single change is enough: take more nodes, shorter sequences or a smaller model"
 
 
 def _list_changes(setting: Setting) -> Iterator[tuple[str, Setting]]:

@@ -407,7 +407,11 @@ def list_types(auto: Any) -> set[str]:
 
 def list_disagreeing() -> str:
     """Return the families that `plan` refuses, with the reasons."""
-    return "; ".join(f"{family} in {dtype} ({reason})" for (family, dtype), reason in DISAGREEING.items())
+    kinds: dict[tuple[str, str], list[str]] = {}
+    for (family, dtype), reason in DISAGREEING.items():
+        kinds.setdefault((family, reason), []).append(dtype)
+    named = {f"{family}{' in float32' * (len(kind) == 1)}": reason for (family, reason), kind in kinds.items()}
+    return "; ".join(f"{name} ({reason})" for name, reason in named.items())
 
 
 def render_engine(family: str) -> str:

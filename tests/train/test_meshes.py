@@ -4,6 +4,7 @@ One group of processes runs all meshes in turn, since starting torch takes longe
 """
 
 import json
+import shutil
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -46,6 +47,7 @@ MESHES: dict[str, dict[str, Any]] = {
     "experts": {},
     "experts, replicas": {"num_replicas": 2},
     "experts, context": {"context_parallel": 2},
+    "windows, context": {"context_parallel": 2},
 }
 """Names and settings; the first word is the mesh. Two experts on four ranks are cut along their width."""
 FAST = ("shards", "replicas", "context", "context, adapters", "experts")
@@ -55,11 +57,11 @@ KINDS = ("context", "context of four")
 
 
 def model_of(name: str) -> str:
-    return "adapters" if "adapters" in name else "experts" if "experts" in name else "dense"
+    return next((kind for kind in ("adapters", "experts", "windows") if kind in name), "dense")
 
 
 def build_engine(root: Path, name: str, **policy: Any) -> PolicyEngine:
-    folder = root / ("moe" if model_of(name) == "experts" else "model")
+    folder = root / {"experts": "moe", "windows": "windows"}.get(model_of(name), "model")
     model = ModelConfig(path=str(folder), lora=LORA if model_of(name) == "adapters" else None)
     # Large models have no room for whole gradients.
     held = fsdp2.HELD_GRADIENTS * ("at once" not in name)
@@ -143,6 +145,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("meshes")
     build_tiny_model(MODEL, 0, root / "model")
     build_moe(root / "moe", 2)
+    shutil.copytree(root / "model", root / "windows")
+    config = json.loads((root / "model/config.json").read_text())
+    kinds = {"use_sliding_window": True, "sliding_window": 3, "layer_types": ["sliding_attention", "full_attention"]}
+    (root / "windows/config.json").write_text(json.dumps(config | kinds))
     multiprocessing.spawn(run_rank, args=(free_port(), root, list(FAST)), nprocs=NUM_RANKS)
     return root
 
@@ -174,7 +180,7 @@ def read_result(root: Path, mesh: str, rank: int) -> dict[str, Any]:
 def one_process(root: Path) -> dict[str, dict[str, Any]]:
     """Return the same values of one process by model, with the metrics after loading its own checkpoint."""
     found = {}
-    for name in ("dense", "adapters", "experts"):
+    for name in ("dense", "adapters", "experts", "windows"):
         engine = build_engine(root, name)
         logprobs = logprobs_of(engine)
         found[name] = {"logprobs": logprobs, "metrics": run_steps(engine, range(NUM_STEPS))}
@@ -183,6 +189,7 @@ def one_process(root: Path) -> dict[str, dict[str, Any]]:
             engine.load(root / "shards")
             run_steps(engine, range(SAVED_AFTER, SAVED_AFTER + 1))
             found[name]["kinds"] = run_kinds(root, engine)
+    assert found["windows"]["logprobs"] != found["dense"]["logprobs"]
     return found
 
 

@@ -77,7 +77,8 @@ def test_families_that_differ_from_engine_are_refused() -> None:
     with ENGINES.open(encoding="utf-8", newline="") as file:
         found = {row["family"]: row["result"] for row in csv.DictReader(file)}
     differing = {name for name, result in found.items() if result[0].isdigit() and not result.endswith("in bfloat16")}
-    assert differing == {name for name, dtype in DISAGREEING if dtype == "float32"}
+    refused = {name for name, dtype in DISAGREEING if dtype == "float32"}
+    assert differing <= refused and not {name for name in refused if found[name] == "exact"}
 
 
 def test_probe_shares_row() -> None:

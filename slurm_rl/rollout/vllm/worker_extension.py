@@ -15,7 +15,7 @@ from slurm_rl.node.heartbeat import enable_stack_dump
 from slurm_rl.node.processes import LIFE
 from slurm_rl.rollout.vllm import base_weights, gloo_transfer, random_weights
 from slurm_rl.rollout.vllm.adapters import swap_adapter
-from slurm_rl.rollout.vllm.reload_fixes import copies_loaded, prepare_reload
+from slurm_rl.rollout.vllm.reload_fixes import copies_loaded, leave_out_missing_head, prepare_reload
 from slurm_rl.rollout.weights.checksum import WeightChecksum
 from slurm_rl.rollout.weights.weight_record import WeightRecord
 
@@ -47,7 +47,7 @@ class RolloutWorkerExtension:
 
         def load_watched(weights: Iterable[tuple[str, torch.Tensor]]) -> Any:
             with copies_loaded(model):
-                return type(model).load_weights(model, arriving.passing(weights))
+                return type(model).load_weights(model, leave_out_missing_head(model, arriving.passing(weights)))
 
         model.load_weights = load_watched
 
@@ -72,7 +72,7 @@ class RolloutWorkerExtension:
         model = self.get_model()
         prepare_reload(model, self.device)
         with copies_loaded(model):
-            self.reload_weights(weights_iterator=weights)
+            self.reload_weights(weights_iterator=leave_out_missing_head(model, weights))
 
 
 def _unpack(records: Sequence[WeightRecord] | bytes, device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
