@@ -19,6 +19,7 @@ NAMES = ("Qwen/Qwen2.5-7B", "Qwen/Qwen2.5-1.5B", "meta-llama/Meta-Llama-3-70B", 
 SHAPES = {name: find_known(name) for name in NAMES}
 QWEN25_7B, QWEN25_1_5B, LLAMA3_70B, LLAMA31_70B = (shape for shape in SHAPES.values() if shape is not None)
 QWEN35 = dataclasses.replace(QWEN25_7B, num_linear_layers=21, architecture="Qwen3_5ForCausalLM")
+GPT_OSS = dataclasses.replace(QWEN25_7B, architecture="GptOssForCausalLM")
 LONG = ["cluster.num_nodes=8", "rollout.max_tokens=130048"]
 H100 = [
     "+exp=demo",
@@ -113,10 +114,11 @@ def test_layout_fills_in_open_sizes() -> None:
         (QWEN25_7B, ["policy.micro_batch_tokens=400000"], ["GB >", "400000"]),
         (LLAMA3_70B, ["rollout.max_tokens=8192"], ["1024 + 8192 > 8192"]),
         (LLAMA31_70B, [*LONG, "policy.context_parallel=1"], ["micro-batches of 131072", "context_parallel=8"]),
-        (LLAMA31_70B, [*LONG, "policy.context_parallel=5"], ["64 and 8 heads over 5 ranks", "1, 2, 4, 8, 16"]),
+        (LLAMA31_70B, [*LONG, "policy.context_parallel=5"], ["64 and 8 heads over 5 ranks", "1, 2, 4, 8"]),
         (LLAMA31_70B, [*LONG, "policy.context_parallel=16"], ["context_parallel=16, 8 workers on a node"]),
         (LLAMA31_70B, [*LONG, "policy.context_parallel=8", "model.attention=sdpa"], ["model.attention=sdpa"]),
         (QWEN35, ["policy.context_parallel=2"], ["text model with attention in every layer", "got Qwen3_5"]),
+        (GPT_OSS, ["policy.context_parallel=2"], ["without caps or sinks", "got GptOssForCausalLM"]),
         (LLAMA31_70B, ["policy.num_replicas=3"], ["must divide", "3 * 1 with"]),
     ],
 )
