@@ -21,8 +21,9 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForImage
 
 from slurm_rl.algorithms.packing import build_packed_batch
 from slurm_rl.algorithms.sequences import FloatArray, TrainSequence
-from slurm_rl.config.model import DISAGREEING, VISION_FAMILIES, LoraConfig
+from slurm_rl.config.model import VISION_FAMILIES, LoraConfig
 from slurm_rl.errors import CheckpointError, ConfigError
+from slurm_rl.launch.runs.model_checks import DISAGREEING
 from slurm_rl.models.export import export_model
 from slurm_rl.models.forward import RowReader
 from slurm_rl.models.lora import add_adapters, merge_state

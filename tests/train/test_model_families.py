@@ -10,9 +10,10 @@ import torch
 from transformers import logging
 
 from slurm_rl.algorithms.packing import build_packed_batch
-from slurm_rl.config.model import DISAGREEING, ModelConfig
+from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
 from slurm_rl.errors import ConfigError
+from slurm_rl.launch.runs.model_checks import DISAGREEING
 from slurm_rl.models.forward import RowReader
 from slurm_rl.models.head import _BENDS, apply_head
 from slurm_rl.models.policy import PolicyEngine

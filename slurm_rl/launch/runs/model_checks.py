@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from slurm_rl.config.model import ModelConfig, require_agreement, require_vision_family
+from slurm_rl.config.model import ModelConfig, require_vision_family
 from slurm_rl.config.paths import expand_user
 from slurm_rl.config.reward import RewardModelConfig
 from slurm_rl.errors import ConfigError
@@ -17,6 +17,40 @@ _INDEX = "model.safetensors.index.json"
 _EXPERTS = ("gate_up_proj", "down_proj", "up_proj")
 """Names of joined experts in transformers 5; up_proj only in models without a gate, such as Nemotron-H."""
 _EXPERTS_OF = {"NemotronHForCausalLM": ("up_proj", "down_proj")}
+
+
+_WINDOW = "vLLM's sliding window has one token more than transformers'"
+_SYNC = "after new weights arrive their logprobs differ, by 0.1 and more"
+_OTHERS = {
+    "bloom": "vLLM keeps the output head of the first weights",
+    "cohere2": _WINDOW,
+    "cohere2_moe": _WINDOW,
+    "deepseek_v2": "their logprobs differ by up to 0.03",
+    "ernie4_5_moe": _SYNC,
+    "gemma3n_text": _SYNC,
+    "hrm_text": "their logprobs differ by up to 0.04",
+    "lfm2_moe": "their logprobs differ by up to 0.8",
+    "mamba2": "their logprobs differ by up to 0.5",
+    "nemotron_h": "their logprobs differ by up to 0.6",
+}
+DISAGREEING = {
+    ("apertus", "float32"): "vLLM keeps the parameters of its activation in bfloat16",
+    **{(name, dtype): reason for name, reason in _OTHERS.items() for dtype in ("float32", "bfloat16")},
+}
+"""Model types and number formats for which vLLM and the policy differ (docs/reference/model-families.md)."""
+
+
+def require_agreement(family: str, dtype: str) -> None:
+    """Raise ConfigError for a model whose logprobs differ between vLLM and the policy."""
+    if (reason := DISAGREEING.get((family, dtype))) is not None:
+        raise ConfigError(
+            f"task=grpo needs a model on which vLLM and the policy agree: {reason}",
+            seen=f"{family} in {dtype}",
+            action=(
+                "set model.dtype=bfloat16" if (family, "bfloat16") not in DISAGREEING else "choose another model.path"
+            )
+            + ", or train it with task=sft or dpo",
+        )
 
 
 def check_weight_files(field: str, folder: Path) -> None:
