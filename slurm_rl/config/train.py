@@ -27,7 +27,7 @@ class PolicyConfig(Section):
     """Workers that hold and train the policy."""
 
     num_workers: PositiveInt | None = None
-    """Data-parallel ranks of one GPU each; null: every GPU if engines share them, else the split with the shortest
+    """Ranks of one GPU each; null: every GPU if engines share them, else the split with the shortest
     estimated step; 1 on CPU."""
     backend: Literal["fsdp2", "deepspeed"] = "fsdp2"
     """Library that shards parameters, gradients and optimizer state."""

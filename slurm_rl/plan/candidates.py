@@ -144,14 +144,18 @@ OTHER_ATTENTION = ("Gemma2ForCausalLM", "GptOssForCausalLM")
 """Models with caps or sinks, whose attention cannot exchange heads. The trainer refuses others when it loads them."""
 
 
+def can_exchange(shape: ModelShape) -> bool:
+    """Return whether the layers of a model can exchange tokens for heads, as far as its shape shows it."""
+    return not (shape.vision_parameters or shape.num_linear_layers or shape.architecture in OTHER_ATTENTION)
+
+
 def list_contexts(config: RunConfig, shape: ModelShape) -> list[int]:
     """Return the sizes of context groups, within a node, if no other layout fits; none if excluded."""
     policy, groups = config.policy, groups_for(config, "policy")
     gpus = min((group.gpus_per_node for group in groups), default=config.cluster.gpus_per_node)
     is_excluded = policy.backend == "deepspeed" or policy.prefix_sharing or config.model.attention not in VARLEN
-    is_other = shape.vision_parameters or shape.num_linear_layers or shape.architecture in OTHER_ATTENTION
     can_be_smaller = (policy.micro_batch_tokens or 0) > config.max_sequence_tokens
-    if policy.context_parallel != "auto" or is_excluded or is_other or can_be_smaller:
+    if policy.context_parallel != "auto" or is_excluded or not can_exchange(shape) or can_be_smaller:
         return []
     sizes = (size for size in range(2, gpus + 1) if gpus % size == 0)
     return [size for size in sizes if divides_heads(size, shape.num_heads, shape.num_kv_heads)]

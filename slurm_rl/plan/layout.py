@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from slurm_rl.config.parallel import build_parallel_dims, require_divisible_heads
 from slurm_rl.config.tasks import TORCHRUN_TASKS
 from slurm_rl.errors import ConfigError
-from slurm_rl.plan.candidates import OTHER_ATTENTION, VARLEN, Candidate, list_candidates, list_contexts
+from slurm_rl.plan.candidates import VARLEN, Candidate, can_exchange, list_candidates, list_contexts
 from slurm_rl.plan.fit import Fitting, fill_in, host_memory, list_choices, overflow_gb, search_fitting
 from slurm_rl.plan.gpus import Gpu, find_gpu
 from slurm_rl.plan.job import ActorPlan, LayoutPlan
@@ -61,10 +61,7 @@ def check_heads(config: RunConfig, shape: ModelShape | None) -> None:
             seen=f"model.attention={config.model.attention}",
             action="set model.attention=auto, or policy.context_parallel=1",
         )
-    is_other = shape is not None and (
-        shape.vision_parameters or shape.num_linear_layers or shape.architecture in OTHER_ATTENTION
-    )
-    if shape is not None and config.policy.context > 1 and is_other:
+    if shape is not None and config.policy.context > 1 and not can_exchange(shape):
         raise ConfigError(
             "policy.context_parallel needs a text model with attention in every layer, without caps or sinks",
             seen=shape.architecture or config.model.source,
